@@ -1,0 +1,1 @@
+"""The HTTP service and its controller: the sole owner of the database."""

@@ -1,0 +1,1 @@
+"""The training library: FP8 engines, conversion and the training loop, usable without any service."""

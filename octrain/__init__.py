@@ -1,0 +1,1 @@
+"""What users import and type: the client, the `octrain` command and the local stack."""

@@ -1,0 +1,1 @@
+"""The worker on a GPU node: Celery app, node agent and attempt supervisor."""
