@@ -1,0 +1,167 @@
+"""JobSpec: everything that defines a training job."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fp8core.spec.parts import Count, CountOrZero, ModulePattern, Part
+from fp8core.spec.recipe import Recipe
+from fp8core.spec.sources import (
+    BytesTokenizer,
+    ConfigModel,
+    DataSource,
+    ModelReference,
+    ModelTokenizer,
+    Tokenizer,
+)
+from fp8core.spec.training import Training
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._/-]+$")]
+LabelValue = Annotated[str, Field(max_length=256)]
+
+
+class Conversion(Part):
+    """Which layers are replaced by the recipe's engine. `amp` replaces none."""
+
+    linear: bool = Field(default=True, description="Convert linear layers.")
+    layer_norm: bool = Field(default=True, description="Convert LayerNorm layers.")
+    rms_norm: bool = Field(default=True, description="Convert RMSNorm layers.")
+    output_head: bool = Field(
+        default=False, description="Convert the output head (`lm_head`, classifier) too."
+    )
+    skip: Annotated[list[ModulePattern], Field(max_length=1000)] = Field(
+        default_factory=list,
+        description="Glob patterns over module names; matching layers are kept.",
+    )
+    only: Annotated[list[ModulePattern], Field(min_length=1, max_length=1000)] | None = Field(
+        default=None,
+        description="Glob patterns over module names; only matching layers are converted.",
+    )
+    keep_first_last: bool = Field(
+        default=False, description="Keep the first and the last linear layer in high precision."
+    )
+
+
+class Evaluation(Part):
+    """Evaluation on held-out data."""
+
+    every_steps: CountOrZero = Field(
+        default=200, description="Steps between evaluations; 0: only at the end."
+    )
+    fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.02, description="Share of the data held out; 0: no evaluation."
+    )
+    max_batches: Count | None = Field(
+        default=None, description="Most batches per evaluation; null: all held-out data."
+    )
+
+
+class Checkpoint(Part):
+    """When checkpoints are written, and how many are kept."""
+
+    every_steps: CountOrZero = Field(
+        default=200, description="Steps between checkpoints; 0: only at the end and on a stop."
+    )
+    keep_last: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=3, description="Newest checkpoints kept."
+    )
+    keep_best: Annotated[int, Field(ge=0, le=10_000)] = Field(
+        default=1, description="Checkpoints of lowest evaluation loss kept besides."
+    )
+
+
+class Telemetry(Part):
+    """How often training reports."""
+
+    log_every_steps: Count = Field(default=1, description="Steps between reports of metrics.")
+    fp8_every_steps: CountOrZero = Field(
+        default=10, description="Steps between reports of FP8 health per layer; 0: none."
+    )
+
+
+class Resources(Part):
+    """What the job runs on."""
+
+    device: Literal["auto", "cuda", "cpu"] = Field(
+        default="auto",
+        description="`auto` takes a GPU, or a CPU where there is none and the engine allows it.",
+    )
+    gpus: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="GPUs, with one rank on each."
+    )
+
+
+class Limits(Part):
+    """Time limits and restarts, enforced by the service."""
+
+    lease_ttl_seconds: Annotated[int, Field(ge=30, le=86_400)] = Field(
+        default=900, description="Seconds a node may be out of contact before its run is ended."
+    )
+    max_restarts: Annotated[int, Field(ge=0, le=100)] = Field(
+        default=3, description="Restarts after a lost node."
+    )
+    cancel_deadline_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
+        default=120, description="Seconds a cancelled run has to stop before it is killed."
+    )
+
+
+def _default_tokenizer(validated: dict[str, Any]) -> BytesTokenizer | ModelTokenizer:
+    from_config = isinstance(validated.get("model"), ConfigModel)
+    return BytesTokenizer() if from_config else ModelTokenizer()
+
+
+class JobSpec(Part):
+    """A training job: model, data and recipe, and everything else with its default.
+
+    Build one with `parse_spec`, which accepts every spelling and reports every problem at once.
+    """
+
+    spec_version: Literal[1] = Field(default=1, description="Version of this format.")
+    name: Annotated[str, Field(max_length=200)] | None = Field(
+        default=None, description="A name for people."
+    )
+    labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(
+        default_factory=dict, description="Labels to filter jobs by."
+    )
+    notes: Annotated[str, Field(max_length=4096)] = Field(
+        default="", description="Notes for people."
+    )
+    priority: Annotated[int, Field(ge=-100, le=100)] = Field(
+        default=0, description="Higher runs first; jobs of equal priority run by age."
+    )
+    model: ModelReference = Field(description="The model to train.")
+    tokenizer: Tokenizer = Field(
+        default_factory=_default_tokenizer,
+        description=(
+            "The tokenizer. Default: the model's own, or `bytes` for a model from a config. The "
+            'strings "model" and "bytes" are shorthands.'
+        ),
+    )
+    data: DataSource = Field(description="The data to train on.")
+    task: Literal["causal_lm", "masked_lm", "sequence_classification"] = Field(
+        default="causal_lm", description="What the model learns to predict."
+    )
+    recipe: Recipe = Field(
+        description="The precision recipe; {} is Transformer Engine's delayed scaling."
+    )
+    conversion: Conversion = Field(
+        default_factory=Conversion, description="Which layers are converted."
+    )
+    training: Training = Field(default_factory=Training, description="How the model is trained.")
+    evaluation: Evaluation = Field(
+        default_factory=Evaluation, description="Evaluation on held-out data."
+    )
+    checkpoint: Checkpoint = Field(
+        default_factory=Checkpoint, description="When checkpoints are written and kept."
+    )
+    telemetry: Telemetry = Field(
+        default_factory=Telemetry, description="How often training reports."
+    )
+    resources: Resources = Field(default_factory=Resources, description="What the job runs on.")
+    limits: Limits = Field(default_factory=Limits, description="Time limits and restarts.")
+
+    def resolved(self) -> dict[str, Any]:
+        """The spec as JSON values, every default filled in. `parse_spec` of them is this spec."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,168 @@
+"""How a job trains: steps, batches, optimizer, schedule, precision of what is stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from fp8core.spec.parts import Count, CountOrZero, Part, Ratio, Seed, one_message
+
+StoredFormat = Literal["fp32", "bf16"]
+Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+class AdamW(Part):
+    """AdamW with decoupled weight decay, not applied to norms and biases."""
+
+    name: Literal["adamw"] = Field(default="adamw", description="The optimizer.")
+    lr: Annotated[float, Field(gt=0.0, le=1000.0)] = Field(
+        default=3e-4, description="Peak learning rate."
+    )
+    betas: Annotated[
+        tuple[Beta, Beta], one_message("must be two numbers, each at least 0 and below 1")
+    ] = Field(default=(0.9, 0.999), description="Decay rates of the two moments.")
+    eps: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=1e-8, description="Added to the denominator of the update."
+    )
+    weight_decay: Annotated[float, Field(ge=0.0, le=1000.0)] = Field(
+        default=0.01, description="Decoupled weight decay; norms and biases are exempt."
+    )
+
+
+class _Schedule(Part):
+    warmup_steps: CountOrZero = Field(
+        default=0, description="Steps over which the learning rate rises from 0 to its peak."
+    )
+
+
+class ConstantSchedule(_Schedule):
+    """Warm-up, then the peak learning rate."""
+
+    name: Literal["constant"] = Field(description="The peak learning rate to the end.")
+
+
+class LinearSchedule(_Schedule):
+    """Warm-up, then a straight line down to the last step."""
+
+    name: Literal["linear"] = Field(description="A straight line from the peak to the end.")
+    final_lr_ratio: Ratio = Field(
+        default=0.0, description="Learning rate at the last step, as a share of the peak."
+    )
+
+
+class CosineSchedule(_Schedule):
+    """Warm-up, then half a cosine down to the last step."""
+
+    name: Literal["cosine"] = Field(
+        default="cosine", description="Half a cosine from the peak to the end."
+    )
+    final_lr_ratio: Ratio = Field(
+        default=0.1, description="Learning rate at the last step, as a share of the peak."
+    )
+
+
+class WarmupStableDecaySchedule(_Schedule):
+    """Warm-up, a plateau at the peak, then a straight line down over the last steps."""
+
+    name: Literal["warmup_stable_decay"] = Field(
+        description="A plateau at the peak, then a straight line down."
+    )
+    decay_steps: Count = Field(description="Steps of the decay at the end.")
+    final_lr_ratio: Ratio = Field(
+        default=0.0, description="Learning rate at the last step, as a share of the peak."
+    )
+
+
+Schedule = Annotated[
+    ConstantSchedule | LinearSchedule | CosineSchedule | WarmupStableDecaySchedule,
+    Field(discriminator="name"),
+]
+
+
+def _by_preset(validated: dict[str, Any]) -> StoredFormat:
+    return "bf16" if validated.get("preset") == "throughput" else "fp32"
+
+
+class Precision(Part):
+    """Formats of what training stores and sends. GEMM formats are the recipe's."""
+
+    preset: Literal["method", "throughput"] = Field(
+        default="method",
+        description=(
+            "Defaults of the fields below. `method`: all fp32. `throughput`: weights, gradients "
+            "and optimizer states in bf16."
+        ),
+    )
+    weights: StoredFormat = Field(
+        default_factory=_by_preset,
+        description="Format of the model's weights.",
+        json_schema_extra={"default": "fp32"},
+    )
+    master_weights: Literal["fp32", "none"] = Field(
+        default="none",
+        description="`fp32`: the optimizer keeps a separate fp32 copy of bf16 weights.",
+    )
+    gradients: StoredFormat = Field(
+        default_factory=_by_preset,
+        description="Format in which gradients are accumulated.",
+        json_schema_extra={"default": "fp32"},
+    )
+    optimizer_states: StoredFormat = Field(
+        default_factory=_by_preset,
+        description="Format of the optimizer's moments.",
+        json_schema_extra={"default": "fp32"},
+    )
+    communication: StoredFormat = Field(
+        default="fp32", description="Format in which gradients travel between GPUs."
+    )
+
+    @classmethod
+    def throughput(cls) -> Self:
+        """What the shorthand string "throughput" stands for."""
+        return cls(preset="throughput")
+
+
+class EarlyStopping(Part):
+    """Stop when the evaluation loss no longer falls."""
+
+    patience: Count = Field(description="Evaluations without improvement before training stops.")
+    min_delta: Annotated[float, Field(ge=0.0)] = Field(
+        default=0.0, description="Smallest fall of the evaluation loss that counts."
+    )
+
+
+class Training(Part):
+    """How the model is trained."""
+
+    steps: Count = Field(default=1000, description="Optimizer steps.")
+    batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=8, description="Sequences per micro-batch on each GPU."
+    )
+    sequence_length: Annotated[int, Field(ge=2, le=4_194_304)] = Field(
+        default=512, description="Tokens per sequence."
+    )
+    gradient_accumulation: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=1, description="Micro-batches per optimizer step."
+    )
+    seed: Seed = Field(default=0, description="Seed of weights, dropout and masking.")
+    optimizer: AdamW = Field(default_factory=AdamW, description="The optimizer.")
+    schedule: Schedule = Field(
+        default_factory=CosineSchedule, description="The learning rate over the steps."
+    )
+    max_grad_norm: Annotated[float, Field(gt=0.0)] | None = Field(
+        default=1.0, description="Norm to which gradients are clipped; null: not clipped."
+    )
+    gradient_checkpointing: bool = Field(
+        default=False, description="Recompute activations in backward instead of keeping them."
+    )
+    mask_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
+        default=0.15, description="Share of tokens to predict, for the task `masked_lm`."
+    )
+    precision: Precision = Field(
+        default_factory=Precision,
+        description='Formats of what is stored and sent; the string "throughput" is a shorthand.',
+    )
+    early_stopping: EarlyStopping | None = Field(
+        default=None, description="Stop when the evaluation loss no longer falls; null: never."
+    )
