@@ -1,0 +1,220 @@
+"""AdamW whose moments and master weights are kept in the formats of ``training.precision``.
+
+The update is computed in fp32 whatever is stored. What is stored in bf16 is rounded
+stochastically: to nearest, a second moment with beta2 = 0.999 would never move (a change of 0.1 %
+is less than half the spacing of bf16 numbers, 0.4 %), and small updates of a bf16 weight would
+all be lost. The random bits follow from the seed and the number of the update, so that a resumed
+run draws the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
+
+__all__ = ["AdamW", "clip_by_global_norm", "decays", "global_norm"]
+
+_MIX = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads consecutive numbers
+
+
+def decays(model: nn.Module) -> set[str]:
+    """Names of the parameters that weight decay applies to.
+
+    Not: norms, biases and whatever has fewer than two dimensions.
+    """
+    names = set()
+    for module_name, module in model.named_modules():
+        is_norm = "norm" in type(module).__name__.lower()
+        for name, parameter in module.named_parameters(module_name, recurse=False):
+            if not is_norm and parameter.ndim >= 2 and not name.endswith("bias"):
+                names.add(name)
+    return names
+
+
+class AdamW(torch.optim.Optimizer):
+    """Decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2).
+
+    ``parameters``: the trainable ones by name, each once; ``decayed``: names under weight decay.
+    ``state_dtype``: dtype of both moments. ``master_weights``: keep an fp32 copy of every weight
+    that is not fp32, update that, and round it to nearest into the weight.
+    """
+
+    def __init__(
+        self,
+        parameters: Iterable[tuple[str, nn.Parameter]],
+        *,
+        decayed: set[str],
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        weight_decay: float,
+        state_dtype: torch.dtype = torch.float32,
+        master_weights: bool = False,
+        seed: int = 0,
+    ) -> None:
+        named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
+        self._betas = betas
+        self._eps = eps
+        self._state_dtype = state_dtype
+        self._seed = seed
+        self._updates = 0
+        with_decay = [parameter for name, parameter in named if name in decayed]
+        without = [parameter for name, parameter in named if name not in decayed]
+        groups = [
+            {"params": parameters_, "weight_decay": rate}
+            for parameters_, rate in ((with_decay, weight_decay), (without, 0.0))
+            if parameters_
+        ]
+        super().__init__(groups, {"lr": lr})
+        for parameter in self._names:
+            self.state[parameter] = {
+                # The fused kernel wants the count of updates as a tensor beside each parameter.
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, dtype=state_dtype),
+                "exp_avg_sq": torch.zeros_like(parameter, dtype=state_dtype),
+            }
+            if master_weights and parameter.dtype != torch.float32:
+                self.state[parameter]["master"] = parameter.detach().float()
+
+    def set_learning_rate(self, lr: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = lr
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient. ``closure`` is not supported."""
+        if closure is not None:
+            raise ValueError("AdamW takes no closure")
+        self._updates += 1
+        generators: dict[torch.device, torch.Generator] = {}
+        for group in self.param_groups:
+            plain = []
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                if self._is_plain(parameter):
+                    plain.append(parameter)
+                else:
+                    generator = generators.get(parameter.device)
+                    if generator is None:
+                        generator = torch.Generator(parameter.device)
+                        generator.manual_seed((self._seed + self._updates * _MIX) % 2**63)
+                        generators[parameter.device] = generator
+                    self._update_rounded(parameter, group, generator)
+            if plain:
+                states = [self.state[parameter] for parameter in plain]
+                self._update(plain, [parameter.grad for parameter in plain], states, group)
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Everything that the next update depends on, by parameter name (live tensors)."""
+        tensors = {
+            f"{self._names[parameter]}/{key}": value
+            for parameter, state in self.state.items()
+            for key, value in state.items()
+        }
+        tensors["updates"] = torch.tensor(self._updates, dtype=torch.int64)
+        return tensors
+
+    def load_state_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes ``state_tensors`` back. Raises ``ValueError``, changing nothing, if any differs."""
+        own = self.state_tensors()
+        if set(own) != set(tensors):
+            odd = sorted(set(own) ^ set(tensors))
+            raise ValueError(f"optimizer state has other tensors than this model: {odd[:3]}")
+        for key, tensor in own.items():
+            if tensor.shape != tensors[key].shape or tensor.dtype != tensors[key].dtype:
+                raise ValueError(
+                    f"optimizer state {key} is {tensors[key].dtype} {tuple(tensors[key].shape)}, "
+                    f"not {tensor.dtype} {tuple(tensor.shape)}"
+                )
+        for key, tensor in own.items():
+            tensor.copy_(tensors[key])
+        self._updates = int(tensors["updates"])
+
+    def _is_plain(self, parameter: nn.Parameter) -> bool:
+        assert parameter.grad is not None
+        return self._state_dtype == parameter.dtype == parameter.grad.dtype == torch.float32
+
+    def _update(
+        self,
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        states: list[dict[str, Tensor]],
+        group: dict[str, Any],
+    ) -> None:
+        adamw(
+            weights,
+            gradients,
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=self._betas[0],
+            beta2=self._betas[1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=self._eps,
+            maximize=False,
+        )
+
+    def _update_rounded(
+        self, parameter: nn.Parameter, group: dict[str, Any], generator: torch.Generator
+    ) -> None:
+        """One parameter at a time, so that only one has fp32 copies at any moment."""
+        assert parameter.grad is not None
+        state = self.state[parameter]
+        master = state.get("master")
+        weight = parameter.detach().float() if master is None else master
+        moments = {key: state[key].float() for key in ("exp_avg", "exp_avg_sq")}
+        working = {"step": state["step"], **moments}
+        self._update([weight], [parameter.grad.float()], [working], group)
+        for key, value in moments.items():
+            _store(state[key], value, generator)
+        if master is None:
+            _store(parameter, weight, generator)
+        else:
+            parameter.copy_(master)
+
+
+def global_norm(gradients: list[Tensor]) -> Tensor:
+    """The 2-norm of all gradients together, in fp32, as a tensor without dimensions."""
+    if not gradients:
+        return torch.zeros(())
+    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+def clip_by_global_norm(gradients: list[Tensor], max_norm: float | None) -> Tensor:
+    """Scales the gradients in place so that their norm is at most ``max_norm``.
+
+    Returns the norm from before. Never waits for the device. A norm that is not finite leaves NaN
+    in the gradients, which the caller must not step with.
+    """
+    norm = global_norm(gradients)
+    if max_norm is not None and gradients:
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, factor)
+    return norm
+
+
+def _store(target: Tensor, value: Tensor, generator: torch.Generator) -> None:
+    """Copies fp32 ``value`` into ``target``, rounding stochastically where that is bf16."""
+    if target.data_ptr() == value.data_ptr():
+        return
+    if target.dtype != torch.bfloat16:
+        target.copy_(value)
+        return
+    # bf16 is the upper half of fp32: adding a random lower half and cutting it off rounds up with
+    # the probability that nearness asks for. Infinities and NaN keep all their bits.
+    noise = torch.randint(
+        0, 1 << 16, value.shape, dtype=torch.int32, device=value.device, generator=generator
+    )
+    bits = torch.where(value.isfinite(), value.view(torch.int32) + noise, value.view(torch.int32))
+    target.copy_((bits & -65536).view(torch.float32))
