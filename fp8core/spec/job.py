@@ -18,7 +18,9 @@ from fp8core.spec.sources import (
 )
 from fp8core.spec.training import Training
 
-LabelKey = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._/-]+$")]
+LABEL_KEY_PATTERN = r"^[A-Za-z0-9._/-]+$"
+
+LabelKey = Annotated[str, Field(min_length=1, max_length=64, pattern=LABEL_KEY_PATTERN)]
 LabelValue = Annotated[str, Field(max_length=256)]
 
 
@@ -112,7 +114,7 @@ def _default_tokenizer(validated: dict[str, Any]) -> BytesTokenizer | ModelToken
     return BytesTokenizer() if from_config else ModelTokenizer()
 
 
-class JobSpec(Part):
+class JobSpec(Part, title="Job"):
     """A training job: model, data and recipe, and everything else with its default.
 
     Build one with `parse_spec`, which accepts every spelling and reports every problem at once.

@@ -17,6 +17,8 @@ from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1
+HUB_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
+REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
 _TITLES = {
     "id": "Id",
@@ -62,11 +64,9 @@ Ratio = Annotated[float, Field(ge=0.0, le=1.0)]
 PathText = Annotated[str, Field(min_length=1, max_length=4096)]
 HubId = Annotated[
     str,
-    Field(max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"),
+    Field(max_length=200, pattern=HUB_ID_PATTERN),
 ]
-Revision = Annotated[
-    str, Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
-]
+Revision = Annotated[str, Field(min_length=1, max_length=200, pattern=REVISION_PATTERN)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
 ModulePattern = Annotated[str, Field(min_length=1, max_length=256)]
 

@@ -18,6 +18,7 @@ PrecisionOverride = Annotated[
     tuple[bool, bool, bool], one_message("must be three booleans: [fprop, dgrad, wgrad]")
 ]
 
+_TE = "NVIDIA Transformer Engine. Needs an FP8-capable GPU."
 _FORMAT = (
     "`HYBRID`: E4M3 for activations and weights, E5M2 for gradients. `E4M3`: E4M3 for all three."
 )
@@ -26,11 +27,12 @@ _EVAL = "Evaluate in FP8 too. Off: evaluation runs in high precision."
 _POWER_OF_2 = "Round each scale down to a power of two, so that scaling itself rounds nothing."
 
 
-class _UsesFp8(Part):
-    use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
+class _Scaled(Part):
+    engine: str = Field(description="What runs the GEMMs.")
+    scaling: str = Field(description="How tensors are scaled into the range of the format.")
 
 
-class _Delayed(_UsesFp8):
+class _Delayed(_Scaled):
     """Delayed scaling: scales come from a history of amaxes (largest absolute values)."""
 
     scaling: Literal["delayed"] = Field(
@@ -55,9 +57,10 @@ class _Delayed(_UsesFp8):
     override_linear_precision: PrecisionOverride = Field(
         default=(False, False, False), description=_OVERRIDE
     )
+    use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 
 
-class _Current(_UsesFp8):
+class _Current(_Scaled):
     """Current scaling: each tensor is scaled by its own amax."""
 
     scaling: Literal["current"] = Field(description="Each tensor is scaled by its own amax.")
@@ -66,20 +69,19 @@ class _Current(_UsesFp8):
     override_linear_precision: PrecisionOverride = Field(
         default=(False, False, False), description=_OVERRIDE
     )
+    use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 
 
-class _TransformerEngine(Part):
-    engine: Literal["te"] = Field(
-        default="te", description="NVIDIA Transformer Engine. Needs an FP8-capable GPU."
-    )
-
-
-class TEDelayed(_Delayed, _TransformerEngine):
+class TEDelayed(_Delayed, title="Transformer Engine, delayed scaling"):
     """Transformer Engine, delayed scaling. Compute capability 8.9 or later."""
 
+    engine: Literal["te"] = Field(default="te", description=_TE)
 
-class TECurrent(_Current, _TransformerEngine):
+
+class TECurrent(_Current, title="Transformer Engine, current scaling"):
     """Transformer Engine, current scaling. Compute capability 8.9 or later."""
+
+    engine: Literal["te"] = Field(default="te", description=_TE)
 
 
 BackwardOverride = Literal["high_precision", "dequantized"] | None
@@ -89,9 +91,10 @@ _BACKWARD = (
 )
 
 
-class TEBlock(_UsesFp8, _TransformerEngine):
+class TEBlock(_Scaled, title="Transformer Engine, block scaling"):
     """Transformer Engine, one scale a block of 128 values. Compute capability 9.0, CUDA 12.9."""
 
+    engine: Literal["te"] = Field(default="te", description=_TE)
     scaling: Literal["block"] = Field(
         description="One scale for each 1x128 strip or 128x128 block of a tensor."
     )
@@ -107,22 +110,26 @@ class TEBlock(_UsesFp8, _TransformerEngine):
         default=1, description="Blocks of output gradients: 1 (1x128) or 2 (128x128)."
     )
     backward_override: BackwardOverride = Field(default=None, description=_BACKWARD)
+    use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 
 
-class TEMXFP8(_UsesFp8, _TransformerEngine):
+class TEMXFP8(_Scaled, title="Transformer Engine, MXFP8"):
     """Transformer Engine, MXFP8: one E8M0 scale for 32 values. Compute capability 10.0."""
 
+    engine: Literal["te"] = Field(default="te", description=_TE)
     scaling: Literal["mxfp8"] = Field(description="One power-of-two scale for each 32 values.")
     fp8_format: Format = Field(default="E4M3", description=_FORMAT)
     enable_2d_quantization: bool = Field(
         default=False, description="Scale weights in 32x32 blocks instead of strips of 32."
     )
     backward_override: BackwardOverride = Field(default=None, description=_BACKWARD)
+    use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 
 
-class TENVFP4(_UsesFp8, _TransformerEngine):
+class TENVFP4(_Scaled, title="Transformer Engine, NVFP4"):
     """Transformer Engine, NVFP4: 4-bit values, an E4M3 scale for 16. Compute capability 10.0."""
 
+    engine: Literal["te"] = Field(default="te", description=_TE)
     scaling: Literal["nvfp4"] = Field(description="4-bit values with one FP8 scale for each 16.")
     disable_rht: bool = Field(
         default=False, description="Switch off the random Hadamard transform of the wgrad operands."
@@ -134,9 +141,10 @@ class TENVFP4(_UsesFp8, _TransformerEngine):
         default=False, description="Scale weights in strips of 16 instead of 16x16 blocks."
     )
     backward_override: BackwardOverride = Field(default=None, description=_BACKWARD)
+    use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 
 
-class TorchaoRecipe(Part):
+class TorchaoRecipe(_Scaled, title="torchao"):
     """torchao float8: scales computed from the tensor at hand (dynamic scaling)."""
 
     engine: Literal["torchao"] = Field(description="torchao's float8 training.")
@@ -153,19 +161,19 @@ class TorchaoRecipe(Part):
     )
 
 
-class EmulatedDelayed(_Delayed):
+class EmulatedDelayed(_Delayed, title="Emulated, delayed scaling"):
     """Delayed scaling with exact FP8 arithmetic in PyTorch, on any device."""
 
     engine: Literal["emulated"] = Field(description="Exact FP8 arithmetic in PyTorch, any device.")
 
 
-class EmulatedCurrent(_Current):
+class EmulatedCurrent(_Current, title="Emulated, current scaling"):
     """Current scaling with exact FP8 arithmetic in PyTorch, on any device."""
 
     engine: Literal["emulated"] = Field(description="Exact FP8 arithmetic in PyTorch, any device.")
 
 
-class AmpRecipe(Part):
+class AmpRecipe(Part, title="Without FP8"):
     """The baselines without FP8: nothing is converted."""
 
     engine: Literal["amp"] = Field(description="PyTorch alone: no FP8, no converted layer.")

@@ -17,11 +17,15 @@ from fp8core.spec.parts import (
     one_message,
 )
 
-JobId = Annotated[str, Field(max_length=64, pattern=r"^job_[0-9A-Za-z]+$")]
+JOB_ID_PATTERN = r"^job_[0-9A-Za-z]+$"
+UPLOAD_ID_PATTERN = r"^[A-Za-z0-9._-]+$"
+SPLIT_PATTERN = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$"
+
+JobId = Annotated[str, Field(max_length=64, pattern=JOB_ID_PATTERN)]
 LARGEST_VOCABULARY = 1_000_000
 
 
-class HuggingFaceModel(Part):
+class HuggingFaceModel(Part, title="Hugging Face model"):
     """A model of the Hugging Face hub, or of the node's local hub cache."""
 
     source: Literal["huggingface"] = Field(description="The model is named by a hub id.")
@@ -31,7 +35,7 @@ class HuggingFaceModel(Part):
     )
 
 
-class PathModel(Part):
+class PathModel(Part, title="Checkpoint folder"):
     """A Hugging Face checkpoint folder: config.json and safetensors."""
 
     source: Literal["path"] = Field(description="The model is a checkpoint folder.")
@@ -40,7 +44,7 @@ class PathModel(Part):
     )
 
 
-class ConfigModel(Part):
+class ConfigModel(Part, title="New model from a configuration"):
     """Random weights from a Hugging Face configuration."""
 
     source: Literal["config"] = Field(
@@ -51,7 +55,7 @@ class ConfigModel(Part):
     )
 
 
-class JobModel(Part):
+class JobModel(Part, title="Result of another job"):
     """A checkpoint that another job made."""
 
     source: Literal["job"] = Field(description="The model is the result of another job.")
@@ -70,7 +74,7 @@ ModelReference = Annotated[
 ]
 
 
-class ModelTokenizer(Part):
+class ModelTokenizer(Part, title="The model's tokenizer"):
     """The tokenizer that belongs to the model."""
 
     source: Literal["model"] = Field(
@@ -78,7 +82,7 @@ class ModelTokenizer(Part):
     )
 
 
-class HuggingFaceTokenizer(Part):
+class HuggingFaceTokenizer(Part, title="Hugging Face tokenizer"):
     """A tokenizer of the Hugging Face hub."""
 
     source: Literal["huggingface"] = Field(description="The tokenizer is named by a hub id.")
@@ -88,14 +92,14 @@ class HuggingFaceTokenizer(Part):
     )
 
 
-class PathTokenizer(Part):
+class PathTokenizer(Part, title="Tokenizer folder"):
     """A tokenizer saved in a folder."""
 
     source: Literal["path"] = Field(description="The tokenizer is a folder.")
     path: PathText = Field(description="Folder with tokenizer.json, below an allowed root.")
 
 
-class BytesTokenizer(Part):
+class BytesTokenizer(Part, title="Bytes"):
     """Each UTF-8 byte is one token."""
 
     source: Literal["bytes"] = Field(
@@ -103,7 +107,7 @@ class BytesTokenizer(Part):
     )
 
 
-class TrainTokenizer(Part):
+class TrainTokenizer(Part, title="New tokenizer"):
     """A byte-level BPE learned from the training split and saved with the model."""
 
     source: Literal["train"] = Field(description="A BPE is learned from the training split.")
@@ -146,6 +150,7 @@ def _packing_default(validated: dict[str, Any]) -> bool:
 class DataPart(Part):
     """What every data source has."""
 
+    source: str = Field(description="Where the data comes from.")
     format: Literal["text", "prompt_completion", "chat", "labelled"] = Field(
         default="text",
         description=(
@@ -192,7 +197,7 @@ class DataPart(Part):
     )
 
 
-class TextData(DataPart):
+class TextData(DataPart, title="Text files"):
     """Plain text: one file, or a folder of .txt files."""
 
     source: Literal["text"] = Field(description="Plain UTF-8 text files.")
@@ -203,21 +208,21 @@ class TextData(DataPart):
     )
 
 
-class JsonlData(DataPart):
+class JsonlData(DataPart, title="JSON Lines file"):
     """JSON Lines: one record a line."""
 
     source: Literal["jsonl"] = Field(description="A JSON Lines file, one object a line.")
     path: PathText = Field(description="The .jsonl file, below an allowed root.")
 
 
-class ParquetData(DataPart):
+class ParquetData(DataPart, title="Parquet file"):
     """An Apache Parquet file."""
 
     source: Literal["parquet"] = Field(description="An Apache Parquet file.")
     path: PathText = Field(description="The .parquet file, below an allowed root.")
 
 
-class HuggingFaceData(DataPart):
+class HuggingFaceData(DataPart, title="Hugging Face data set"):
     """A data set of the Hugging Face hub, or of the node's local cache."""
 
     source: Literal["huggingface"] = Field(description="A data set named by its hub id.")
@@ -231,24 +236,24 @@ class HuggingFaceData(DataPart):
     split: str = Field(
         default="train",
         max_length=200,
-        pattern=r"^\w+(\.\w+)*$",
+        pattern=SPLIT_PATTERN,
         description="The split to train on.",
     )
 
 
-class UploadData(DataPart):
+class UploadData(DataPart, title="Uploaded data set"):
     """A data set uploaded to the service."""
 
     source: Literal["upload"] = Field(description="A data set uploaded to the service.")
     dataset: str = Field(
         min_length=1,
         max_length=200,
-        pattern=r"^[A-Za-z0-9._-]+$",
+        pattern=UPLOAD_ID_PATTERN,
         description="Id of the uploaded data set.",
     )
 
 
-class BuiltinData(DataPart):
+class BuiltinData(DataPart, title="Built-in text"):
     """Text that every Python installation carries; needs no file and no network."""
 
     source: Literal["builtin"] = Field(description="Text that comes with Python itself.")

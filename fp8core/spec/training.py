@@ -12,7 +12,7 @@ StoredFormat = Literal["fp32", "bf16"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
-class AdamW(Part):
+class AdamW(Part, title="AdamW"):
     """AdamW with decoupled weight decay, not applied to norms and biases."""
 
     name: Literal["adamw"] = Field(default="adamw", description="The optimizer.")
@@ -31,18 +31,19 @@ class AdamW(Part):
 
 
 class _Schedule(Part):
+    name: str = Field(description="Shape of the learning rate over the steps.")
     warmup_steps: CountOrZero = Field(
         default=0, description="Steps over which the learning rate rises from 0 to its peak."
     )
 
 
-class ConstantSchedule(_Schedule):
+class ConstantSchedule(_Schedule, title="Constant"):
     """Warm-up, then the peak learning rate."""
 
     name: Literal["constant"] = Field(description="The peak learning rate to the end.")
 
 
-class LinearSchedule(_Schedule):
+class LinearSchedule(_Schedule, title="Linear"):
     """Warm-up, then a straight line down to the last step."""
 
     name: Literal["linear"] = Field(description="A straight line from the peak to the end.")
@@ -51,7 +52,7 @@ class LinearSchedule(_Schedule):
     )
 
 
-class CosineSchedule(_Schedule):
+class CosineSchedule(_Schedule, title="Cosine"):
     """Warm-up, then half a cosine down to the last step."""
 
     name: Literal["cosine"] = Field(
@@ -62,7 +63,7 @@ class CosineSchedule(_Schedule):
     )
 
 
-class WarmupStableDecaySchedule(_Schedule):
+class WarmupStableDecaySchedule(_Schedule, title="Warm-up, stable, decay"):
     """Warm-up, a plateau at the peak, then a straight line down over the last steps."""
 
     name: Literal["warmup_stable_decay"] = Field(
@@ -123,7 +124,7 @@ class Precision(Part):
         return cls(preset="throughput")
 
 
-class EarlyStopping(Part):
+class EarlyStopping(Part, title="Early stopping"):
     """Stop when the evaluation loss no longer falls."""
 
     patience: Count = Field(description="Evaluations without improvement before training stops.")
