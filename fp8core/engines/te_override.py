@@ -1,0 +1,198 @@
+"""A Linear over Transformer Engine's casts and GEMMs in which each GEMM's precision is chosen.
+
+Transformer Engine 2 dropped ``override_linear_precision``; its recipes reach only some of the eight
+tuples and, with delayed scaling, none without its debug path. This module runs the three GEMMs of a
+Linear itself: a GEMM named by the override takes the operands as they are (bf16), the others take
+what Transformer Engine's own quantizer makes of them and run in its own FP8 GEMM, with the same
+accumulator choices as ``te.Linear`` (split accumulation in dgrad and wgrad, not in fprop).
+
+As in ``te.Linear``, an operand is quantised from the dtype it arrives in: fp32 weights under bf16
+autocast go to FP8 in one rounding, and their amax is that of the fp32 values.
+
+An operand is quantised only where a GEMM reads it in FP8, so the amax history of an operand that
+no GEMM quantises stays empty and its scale stays 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Override = tuple[bool, bool, bool]
+"""(fprop, dgrad, wgrad); True runs that GEMM in high precision."""
+
+QuantizerFactory = Callable[[str], Any]
+"""Makes the quantizer of ``input``, ``weight`` or ``grad_output``, bound to its state."""
+
+
+@dataclass(frozen=True)
+class OperandUse:
+    """Which operands some GEMM reads in FP8, and which of them also transposed."""
+
+    input: bool
+    input_transposed: bool
+    weight: bool
+    weight_transposed: bool
+    grad_output: bool
+    grad_output_transposed: bool
+
+    @staticmethod
+    def of(override: Override) -> OperandUse:
+        fprop, dgrad, wgrad = (not high for high in override)
+        return OperandUse(
+            input=fprop or wgrad,
+            input_transposed=wgrad,
+            weight=fprop or dgrad,
+            weight_transposed=dgrad,
+            grad_output=dgrad or wgrad,
+            grad_output_transposed=wgrad,
+        )
+
+
+class OverrideLinear(nn.Module):
+    """``y = x W^T + b`` with FP8 GEMMs except those that ``override`` names.
+
+    Args:
+        weight: ``[out_features, in_features]``, shared with the layer that is replaced.
+        bias: ``[out_features]`` or None.
+        override: (fprop, dgrad, wgrad), True is high precision; never all three.
+        make_quantizer: asked at each forward outside a recompute and each backward.
+        is_enabled: whether FP8 is on now; where it is not, this is a plain Linear.
+    """
+
+    def __init__(
+        self,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        override: Override,
+        make_quantizer: QuantizerFactory,
+        is_enabled: Callable[[], bool],
+    ) -> None:
+        super().__init__()
+        self.weight = weight
+        self.bias: nn.Parameter | None
+        self.register_parameter("bias", bias)
+        self.out_features, self.in_features = weight.shape
+        self.override = override
+        self._make_quantizer = make_quantizer
+        self._is_enabled = is_enabled
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``, in the autocast dtype."""
+        if not self._is_enabled():
+            return nn.functional.linear(input, self.weight, self.bias)
+        dtype = (
+            torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
+        )
+        with torch.autocast("cuda", enabled=False):
+            rows = input.reshape(-1, self.in_features)
+            output = _ThreeGemms.apply(
+                rows, self.weight, self.bias, dtype, self.override, self._make_quantizer
+            )
+        return output.view(*input.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        names = [
+            n for n, high in zip(("fprop", "dgrad", "wgrad"), self.override, strict=True) if high
+        ]
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, high_precision={'+'.join(names)}"
+        )
+
+
+class _ThreeGemms(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rows: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        override: Override,
+        make_quantizer: QuantizerFactory,
+    ) -> Tensor:
+        from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+        use = OperandUse.of(override)
+        cast_bias = None if bias is None else bias.to(dtype)
+        quantized_rows = quantized_weight = None
+        if use.input:
+            quantized_rows = _quantize(make_quantizer("input"), rows, use.input_transposed)
+        if use.weight:
+            quantized_weight = _quantize(make_quantizer("weight"), weight, use.weight_transposed)
+        if override[0]:
+            output = nn.functional.linear(rows.to(dtype), weight.to(dtype), cast_bias)
+        else:
+            output = general_gemm(
+                quantized_weight, quantized_rows, out_dtype=dtype, layout="TN", bias=cast_bias
+            )[0]
+        ctx.override = override
+        ctx.make_quantizer = make_quantizer
+        ctx.use = use
+        ctx.input_dtype = rows.dtype
+        ctx.weight_dtype = weight.dtype
+        ctx.bias_dtype = None if bias is None else bias.dtype
+        # A quantised tensor is no plain tensor to save_for_backward's version checks; it is never
+        # modified in place here, and the high-precision ones go the ordinary way.
+        ctx.quantized_rows = quantized_rows if use.input_transposed else None
+        ctx.quantized_weight = quantized_weight if use.weight_transposed else None
+        ctx.save_for_backward(
+            rows.to(dtype) if override[2] else None, weight if override[1] else None
+        )
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        from transformer_engine.pytorch.cpp_extensions import general_gemm
+
+        rows, weight = ctx.saved_tensors
+        _, dgrad_high, wgrad_high = ctx.override
+        grad_output = grad_output.contiguous()
+        need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
+        quantized_grad = None
+        if ctx.use.grad_output:
+            quantized_grad = _quantize(
+                ctx.make_quantizer("grad_output"), grad_output, ctx.use.grad_output_transposed
+            )
+        grad_input = grad_weight = grad_bias = None
+        if need_input:
+            if dgrad_high:
+                grad_input = grad_output @ weight.to(grad_output.dtype)
+            else:
+                grad_input = general_gemm(
+                    ctx.quantized_weight,
+                    quantized_grad,
+                    out_dtype=grad_output.dtype,
+                    layout="NN",
+                    grad=True,
+                    use_split_accumulator=True,
+                )[0]
+            grad_input = grad_input.to(ctx.input_dtype)
+        if need_weight:
+            if wgrad_high:
+                grad_weight = grad_output.t() @ rows
+            else:
+                grad_weight = general_gemm(
+                    ctx.quantized_rows,
+                    quantized_grad,
+                    out_dtype=grad_output.dtype,
+                    layout="NT",
+                    grad=True,
+                    use_split_accumulator=True,
+                )[0]
+            grad_weight = grad_weight.to(ctx.weight_dtype)
+        if need_bias and ctx.bias_dtype is not None:
+            grad_bias = grad_output.sum(dim=0).to(ctx.bias_dtype)
+        return grad_input, grad_weight, grad_bias, None, None, None
+
+
+def _quantize(quantizer: Any, tensor: Tensor, transposed: bool) -> Any:
+    # Hopper's FP8 GEMM reads both operands along the reduced dimension, so dgrad and wgrad need
+    # transposed copies; a copy made of the transpose alone is not implemented per tensor.
+    quantizer.set_usage(rowwise=True, columnwise=transposed)
+    return quantizer(tensor.contiguous())

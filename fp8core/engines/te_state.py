@@ -1,0 +1,106 @@
+"""Delayed-scaling state of the te engine: one place for te.Linear's buffers and for our own.
+
+``te.Linear`` keeps its histories and scales in ``fp8_meta``; ``OverrideLinear`` has none of its
+own. Both are seen here as a pair of `DirectionState` (forward: input, weight, output; backward:
+grad_output, grad_input), so that ``interval``, health and checkpoints treat them alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FORWARD_COLUMNS = ("input", "weight", "output")
+BACKWARD_COLUMNS = ("grad_output", "grad_input")
+
+
+@dataclass
+class DirectionState:
+    """Scales ``[columns]`` and amax histories ``[length, columns]`` (fp32) of one layer."""
+
+    scale: Tensor
+    amax_history: Tensor
+
+
+@dataclass
+class OwnDelayedState:
+    """Histories and scales of the layers that Transformer Engine does not keep them for."""
+
+    history_length: int
+    margin: int
+    algorithm: str
+    forward_dtype: Any
+    backward_dtype: Any
+    device: torch.device
+    forward: dict[str, DirectionState] = field(default_factory=dict)
+    backward: dict[str, DirectionState] = field(default_factory=dict)
+
+    def add(self, name: str) -> None:
+        for states, columns in ((self.forward, FORWARD_COLUMNS), (self.backward, BACKWARD_COLUMNS)):
+            states[name] = DirectionState(
+                torch.ones(len(columns), dtype=torch.float32, device=self.device),
+                torch.zeros(
+                    self.history_length, len(columns), dtype=torch.float32, device=self.device
+                ),
+            )
+
+    def update(self, forward: bool) -> None:
+        """Rotate the histories and recompute the scales, with Transformer Engine's own kernel."""
+        states = self.forward if forward else self.backward
+        if not states:
+            return
+        import transformer_engine_torch as tex
+
+        tex.fused_amax_and_scale_update_after_reduction(
+            torch.cat([state.amax_history[0] for state in states.values()]),
+            [state.amax_history for state in states.values()],
+            [state.scale for state in states.values()],
+            self.algorithm,
+            self.forward_dtype if forward else self.backward_dtype,
+            self.margin,
+        )
+
+
+class ScaleInterval:
+    """Gives ``interval`` its meaning: scales change only on every ``interval``-th update.
+
+    Transformer Engine recomputes scales at each update. On the updates between, the scales held
+    from the last due one are put back; the histories have advanced all the same.
+    """
+
+    def __init__(self, interval: int) -> None:
+        self.interval = interval
+        self.updates = {"forward": 0, "backward": 0}
+        self._held: dict[str, list[Tensor]] = {"forward": [], "backward": []}
+
+    def after_update(self, direction: str, scales: list[Tensor]) -> None:
+        """Call once after each update of ``direction``, its scales always in the same order."""
+        self.updates[direction] += 1
+        if self.interval == 1:
+            return
+        held = self._held[direction]
+        due = self.updates[direction] % self.interval == 0
+        if due:
+            self._held[direction] = [scale.clone() for scale in scales]
+            return
+        if len(held) < len(scales):
+            # A layer seen for the first time starts from scale 1, as before its first update.
+            held.extend(torch.ones_like(scale) for scale in scales[len(held) :])
+        torch._foreach_copy_(scales, held)
+
+    def hold(self, direction: str, scales: list[Tensor]) -> None:
+        """Take ``scales`` as the last due ones, after they were loaded from a checkpoint."""
+        self._held[direction] = [scale.clone() for scale in scales]
+
+
+def te_directions(modules: dict[str, Any]) -> Iterator[tuple[str, str, DirectionState]]:
+    """(layer, "forward" or "backward", state) of every te.Linear whose FP8 state exists."""
+    for name, module in modules.items():
+        for direction, key in (("forward", "scaling_fwd"), ("backward", "scaling_bwd")):
+            state = module.fp8_meta.get(key)
+            if state is not None and getattr(state, "amax_history", None) is not None:
+                yield name, direction, DirectionState(state.scale, state.amax_history)

@@ -1,0 +1,349 @@
+"""The te engine: Transformer Engine's modules, kernels and recipes, every recipe field honoured.
+
+What Transformer Engine dropped is given its meaning again here: ``interval`` (`te_state`) and
+``override_linear_precision`` (`te_override`). The recipe is always explicit, layers carry their
+name, and nothing is imported before an engine is asked for: the package may be absent or broken.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.engines.protocol import TOKEN_MULTIPLE, Availability, NormDescription
+from fp8core.engines.te_health import HealthRecorder
+from fp8core.engines.te_override import OverrideLinear
+from fp8core.engines.te_state import (
+    DirectionState,
+    OwnDelayedState,
+    ScaleInterval,
+    te_directions,
+)
+from fp8core.errors import EngineUnsupported
+
+HIGH_PRECISION = (True, True, True)
+ALL_FP8 = (False, False, False)
+
+
+def availability(recipe: Any, device: torch.device) -> Availability:
+    """Whether Transformer Engine can run ``recipe`` on ``device``; its own reasons where not."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return Availability(False, ("Transformer Engine runs on CUDA devices only",))
+    if importlib.util.find_spec("transformer_engine") is None:
+        return Availability(False, ("Transformer Engine is not installed (see README, GPU nodes)",))
+    try:
+        # The bare meta package raises RuntimeError, a missing library OSError or FileNotFoundError.
+        import transformer_engine
+        import transformer_engine.pytorch as te
+    except Exception as error:
+        return Availability(False, (f"Transformer Engine does not import: {error}",))
+    version = str(transformer_engine.__version__)
+    checks: dict[str, Callable[..., tuple[bool, str]]] = {
+        "mxfp8": te.is_mxfp8_available,
+        "nvfp4": te.is_nvfp4_available,
+        "block": te.is_fp8_block_scaling_available,
+    }
+    scaling = getattr(recipe, "scaling", "delayed")
+    ok, reason = checks.get(scaling, te.is_fp8_available)(return_reason=True)
+    return Availability(bool(ok), () if ok else (str(reason),), version)
+
+
+class TransformerEngine:
+    """One te recipe on one CUDA device for one model; the process must hold no other."""
+
+    name = "te"
+    token_multiple = TOKEN_MULTIPLE
+    compute_dtype = torch.bfloat16
+    gradient_scaler = None
+
+    def __init__(self, recipe: Any, device: torch.device) -> None:
+        found = availability(recipe, device)
+        if not found.ok:
+            raise EngineUnsupported("; ".join(found.reasons), pointer="/recipe")
+        import transformer_engine.pytorch as te
+        from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+        # State of a model converted earlier in this process would join this one's updates.
+        FP8GlobalStateManager.reset()
+        self.recipe = recipe
+        self.device = device
+        self._te = te
+        self._te_recipe = _te_recipe(recipe)
+        self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
+        self._linears: dict[str, Any] = {}
+        self._health = HealthRecorder(self._scale_of)
+        self._enabled = False
+        self._interval = ScaleInterval(getattr(recipe, "interval", 1))
+        self._own: OwnDelayedState | None = None
+        if recipe.scaling == "delayed":
+            import transformer_engine_torch as tex
+
+            hybrid = recipe.fp8_format == "HYBRID"
+            self._own = OwnDelayedState(
+                recipe.amax_history_len,
+                recipe.margin,
+                recipe.amax_compute_algo,
+                tex.DType.kFloat8E4M3,
+                tex.DType.kFloat8E5M2 if hybrid else tex.DType.kFloat8E4M3,
+                device,
+            )
+
+    # Conversion
+
+    def linear_refusal(self, linear: nn.Linear) -> str | None:
+        for side in ("in_features", "out_features"):
+            if getattr(linear, side) % 16:
+                return f"{side} {getattr(linear, side)} is not a multiple of 16"
+        if self._override == HIGH_PRECISION:
+            return "override_linear_precision keeps all three GEMMs in high precision"
+        return None
+
+    def norm_refusal(self, norm: NormDescription) -> str | None:
+        if norm.weight is None:
+            return "Transformer Engine's norms always have a weight; this one has none"
+        if norm.kind == "layer_norm" and norm.bias is None:
+            return "te.LayerNorm always has a bias; this norm has none and must not gain one"
+        if norm.kind == "rms_norm" and norm.bias is not None:
+            return "te.RMSNorm has no bias; this norm has one"
+        return None
+
+    def convert_linear(self, linear: nn.Linear, name: str) -> nn.Module:
+        if self._override != ALL_FP8:
+            if self._own is not None:
+                self._own.add(name)
+            layer: nn.Module = OverrideLinear(
+                linear.weight,  # type: ignore[arg-type]  # annotated Tensor by torch, a Parameter
+                linear.bias,
+                self._override,
+                lambda tensor: self._quantizer(name, tensor),
+                lambda: self._enabled,
+            )
+        else:
+            layer = _linear_class()(
+                linear.in_features,
+                linear.out_features,
+                bias=linear.bias is not None,
+                params_dtype=linear.weight.dtype,
+                device="meta",
+                name=name,
+            )
+            layer.weight = linear.weight
+            if linear.bias is not None:
+                layer.bias = linear.bias
+        self._linears[name] = layer
+        return layer
+
+    def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
+        assert norm.weight is not None
+        layer = _norm_class(norm.kind)(
+            norm.normalized_shape,
+            eps=norm.eps,
+            zero_centered_gamma=norm.zero_centered,
+            device="meta",
+            dtype=norm.weight.dtype,
+        )
+        layer.weight = norm.weight
+        if norm.bias is not None:
+            layer.bias = norm.bias
+        return layer
+
+    # The step
+
+    def training_context(self) -> AbstractContextManager[None]:
+        return self._context(fp8=True, training=True)
+
+    def evaluation_context(self) -> AbstractContextManager[None]:
+        fp8 = bool(getattr(self.recipe, "use_autocast_during_eval", False))
+        return self._context(fp8=fp8, training=False)
+
+    @contextmanager
+    def _context(self, *, fp8: bool, training: bool) -> Iterator[None]:
+        before = self._enabled
+        self._enabled = fp8
+        if training:
+            self._health.before_forward()
+        try:
+            with (
+                torch.autocast("cuda", dtype=self.compute_dtype),
+                self._te.autocast(enabled=fp8, recipe=self._te_recipe),
+            ):
+                yield
+        finally:
+            self._enabled = before
+        if training and fp8 and torch.is_grad_enabled():
+            self._after_update("forward")
+        elif fp8:
+            # The cast left its amaxes in the staging row, where the next training step's maximum
+            # would take them in; an evaluation must not move the scales.
+            for _, state in self._states("forward"):
+                state.amax_history[0].zero_()
+
+    def after_backward(self) -> None:
+        self._after_update("backward")
+
+    def _after_update(self, direction: str) -> None:
+        if self._own is None:
+            return
+        self._own.update(forward=direction == "forward")
+        self._interval.after_update(direction, [s.scale for _, s in self._states(direction)])
+
+    def _states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
+        if self._own is None:
+            return
+        if self._override != ALL_FP8:
+            yield from getattr(self._own, direction).items()
+            return
+        for name, found, state in te_directions(self._linears):
+            if found == direction:
+                yield name, state
+
+    def _quantizer(self, name: str, tensor: str) -> Any:
+        import transformer_engine_torch as tex
+        from transformer_engine.pytorch.tensor.float8_tensor import (
+            Float8CurrentScalingQuantizer,
+            Float8Quantizer,
+        )
+
+        if self._own is None:
+            backward = tensor == "grad_output" and self.recipe.fp8_format == "HYBRID"
+            return Float8CurrentScalingQuantizer(
+                tex.DType.kFloat8E5M2 if backward else tex.DType.kFloat8E4M3,
+                self.device,
+                force_pow_2_scales=self.recipe.use_power_2_scales,
+            )
+        if tensor == "grad_output":
+            state, column, dtype = self._own.backward[name], 0, self._own.backward_dtype
+        else:
+            state, dtype = self._own.forward[name], self._own.forward_dtype
+            column = 0 if tensor == "input" else 1
+        return Float8Quantizer(state.scale[column], state.amax_history[0][column].reshape(1), dtype)
+
+    # Figures and state
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def record_health(self, enabled: bool) -> None:
+        self._health.record(enabled, self._linears, hybrid=_is_hybrid(self.recipe))
+
+    def health(self) -> dict[str, float]:
+        return self._health.read()
+
+    def _scale_of(self, name: str, tensor: str) -> Tensor | None:
+        """The scale of a layer's next cast of ``tensor``; None where it is made at the cast."""
+        direction, column = (
+            ("backward", 0) if tensor == "grad_output" else ("forward", int(tensor == "weight"))
+        )
+        for found, state in self._states(direction):
+            if found == name:
+                return state.scale[column]
+        return None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state: dict[str, Tensor] = {
+            f"{name}/{direction}/{field}": getattr(layer, field).detach().clone()
+            for direction in ("forward", "backward")
+            for name, layer in self._states(direction)
+            for field in ("scale", "amax_history")
+        }
+        for direction, count in self._interval.updates.items():
+            state[f"updates/{direction}"] = torch.tensor(count, dtype=torch.int64)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._initialise_state()
+        own = self.state_dict()
+        problems = [f"missing {key}" for key in own.keys() - state.keys()]
+        problems += [f"unexpected {key}" for key in state.keys() - own.keys()]
+        problems += [
+            f"{key}: shape {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
+            for key in own.keys() & state.keys()
+            if own[key].shape != state[key].shape
+        ]
+        if problems:
+            raise ValueError("engine state does not fit: " + "; ".join(sorted(problems)[:8]))
+        for direction in ("forward", "backward"):
+            for name, layer in self._states(direction):
+                for field in ("scale", "amax_history"):
+                    getattr(layer, field).copy_(state[f"{name}/{direction}/{field}"])
+            self._interval.updates[direction] = int(state[f"updates/{direction}"])
+            self._interval.hold(direction, [s.scale for _, s in self._states(direction)])
+
+    def _initialise_state(self) -> None:
+        """Make te.Linear allocate its FP8 buffers, which it otherwise does in its first forward."""
+        if self._own is None or self._override != ALL_FP8:
+            return
+        with torch.no_grad(), self._te.autocast(enabled=True, recipe=self._te_recipe):
+            for layer in self._linears.values():
+                layer.init_fp8_metadata(num_gemms=1)
+
+
+def _is_hybrid(recipe: Any) -> bool:
+    return getattr(recipe, "fp8_format", "E4M3") == "HYBRID"
+
+
+def _te_recipe(recipe: Any) -> Any:
+    """The recipe in Transformer Engine's own classes; only fields that it honours are passed."""
+    from transformer_engine.common import recipe as te_recipes
+
+    te_format = {
+        "HYBRID": te_recipes.Format.HYBRID,
+        "E4M3": te_recipes.Format.E4M3,
+    }
+    if recipe.scaling == "delayed":
+        return te_recipes.DelayedScaling(
+            margin=recipe.margin,
+            fp8_format=te_format[recipe.fp8_format],
+            amax_history_len=recipe.amax_history_len,
+            amax_compute_algo=recipe.amax_compute_algo,
+        )
+    if recipe.scaling == "current":
+        return te_recipes.Float8CurrentScaling(
+            fp8_format=te_format[recipe.fp8_format],
+            use_power_2_scales=recipe.use_power_2_scales,
+        )
+    fields = recipe.model_dump(exclude={"engine", "scaling", "use_autocast_during_eval"})
+    if "fp8_format" in fields:
+        fields["fp8_format"] = te_format[fields["fp8_format"]]
+    classes = {
+        "block": te_recipes.Float8BlockScaling,
+        "mxfp8": te_recipes.MXFP8BlockScaling,
+        "nvfp4": te_recipes.NVFP4BlockScaling,
+    }
+    return classes[recipe.scaling](**fields)
+
+
+def _linear_class() -> Any:
+    return _without_extra_state("Linear")
+
+
+def _norm_class(kind: str) -> Any:
+    return _without_extra_state("LayerNorm" if kind == "layer_norm" else "RMSNorm")
+
+
+_CLASSES: dict[str, Any] = {}
+
+
+def _without_extra_state(name: str) -> Any:
+    """A Transformer Engine module that adds no pickled ``_extra_state`` to the model's state dict.
+
+    The engine's own ``state_dict`` holds the histories and scales as tensors instead.
+    """
+    if name not in _CLASSES:
+        import transformer_engine.pytorch as te
+
+        _CLASSES[name] = type(
+            f"Octrain{name}",
+            (getattr(te, name),),
+            {
+                "get_extra_state": nn.Module.get_extra_state,
+                "set_extra_state": nn.Module.set_extra_state,
+                "__module__": __name__,
+            },
+        )
+    return _CLASSES[name]

@@ -1,0 +1,209 @@
+"""The te engine on a real GPU: each recipe field seen to have its effect, GEMMs by kernel name."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from fp8core.engines import transformer_engine as te_engine
+from fp8core.spec import parse_spec
+from torch import nn
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+DEVICE = torch.device("cuda")
+MAX = {"e4m3": 448.0, "e5m2": 57344.0}
+
+
+def engine_for(**recipe: Any) -> te_engine.TransformerEngine:
+    spec = parse_spec(
+        {
+            "model": {"source": "config", "config": {"model_type": "llama"}},
+            "data": {"source": "builtin"},
+            "recipe": {"engine": "te", **recipe},
+        }
+    )
+    return te_engine.TransformerEngine(spec.recipe, DEVICE)
+
+
+class Net(nn.Module):
+    def __init__(self, width: int = 256) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 2 * width)
+        self.second = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def converted(engine: te_engine.TransformerEngine, seed: int = 0) -> Net:
+    torch.manual_seed(seed)
+    net = Net().to(DEVICE)
+    for name, child in list(net.named_children()):
+        assert engine.linear_refusal(child) is None
+        setattr(net, name, engine.convert_linear(child, name))
+    return net
+
+
+def inputs(step: int, amplitude: float = 1.0) -> torch.Tensor:
+    generator = torch.Generator(device="cuda").manual_seed(1000 + step)
+    return torch.randn(64, 256, device=DEVICE, generator=generator) * amplitude
+
+
+def step(engine: te_engine.TransformerEngine, net: Net, x: torch.Tensor) -> torch.Tensor:
+    net.zero_grad()
+    with engine.training_context():
+        loss = net(x).float().pow(2).mean()
+    loss.backward()
+    engine.after_backward()
+    return loss.detach()
+
+
+@pytest.mark.parametrize("override", list(itertools.product((False, True), repeat=3))[:-1])
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+def test_override_runs_exactly_the_named_gemms_in_high_precision(
+    override: tuple[bool, bool, bool], scaling: str
+) -> None:
+    engine = engine_for(scaling=scaling, override_linear_precision=list(override))
+    net = converted(engine)
+    for index in range(3):
+        step(engine, net, inputs(index))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step(engine, net, inputs(9))
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages() for _ in range(event.count)]
+    # e4m3 x e4m3 is fprop; e4m3 x e5m2 the two backward GEMMs; everything else runs in bf16.
+    forward = sum("_qqtst_" in name for name in names)
+    backward = sum("_qrtst_" in name for name in names)
+    assert forward == (0 if override[0] else 2), names
+    # The first layer's dgrad is not needed: its input is the data.
+    expected = (0 if override[1] else 1) + (0 if override[2] else 2)
+    assert backward == expected, names
+
+
+@pytest.mark.parametrize("override", list(itertools.product((False, True), repeat=3))[:-1])
+def test_override_changes_precision_only(override: tuple[bool, bool, bool]) -> None:
+    engine = engine_for(override_linear_precision=list(override))
+    net = converted(engine)
+    torch.manual_seed(0)
+    reference = Net().to(DEVICE)
+    for index in range(3):
+        step(engine, net, inputs(index))
+    x = inputs(5)
+    loss = step(engine, net, x)
+    reference_loss = reference(x).pow(2).mean()
+    reference_loss.backward()
+    assert abs(loss.item() - reference_loss.item()) / reference_loss.item() < 0.05
+    for name, parameter in reference.named_parameters():
+        mine = net.get_parameter(name).grad
+        assert mine is not None
+        assert parameter.grad is not None
+        error = (mine - parameter.grad).norm() / parameter.grad.norm()
+        # Bounds E5M2's rounding (2 mantissa bits) on top of E4M3's in the forward pass.
+        assert error < 0.2, (name, error)
+
+
+def test_interval_changes_scales_only_when_due_while_histories_advance() -> None:
+    for override in ((False, False, False), (False, False, True)):
+        engine = engine_for(
+            interval=3, amax_history_len=4, override_linear_precision=list(override)
+        )
+        net = converted(engine)
+        scales, histories = [], []
+        for index in range(9):
+            step(engine, net, inputs(index, amplitude=1.0 + index))
+            state = engine.state_dict()
+            scales.append(state["first/forward/scale"][0].item())
+            histories.append(state["first/forward/amax_history"][-1, 0].item())
+        assert len(set(histories)) == 9
+        changed = [
+            index for index in range(9) if scales[index] != (scales[index - 1] if index else 1.0)
+        ]
+        assert changed == [2, 5, 8], scales
+
+
+@pytest.mark.parametrize("algorithm", ["max", "most_recent"])
+@pytest.mark.parametrize("margin", [0, 2])
+def test_scales_follow_the_formula(algorithm: str, margin: int) -> None:
+    engine = engine_for(amax_history_len=4, amax_compute_algo=algorithm, margin=margin)
+    net = converted(engine)
+    amaxes = []
+    for index in range(7):
+        x = inputs(index, amplitude=10.0 / (index + 1))
+        amaxes.append(x.abs().max().item())
+        step(engine, net, x)
+        window = amaxes[-4:] if algorithm == "max" else amaxes[-1:]
+        expected = MAX["e4m3"] * 2.0**-margin / max(window)
+        scale = engine.state_dict()["first/forward/scale"][0].item()
+        assert scale == pytest.approx(expected, rel=1e-6)
+
+
+def test_state_goes_round_and_training_goes_on_equally() -> None:
+    for override in ((False, False, False), (True, False, False)):
+        options = {"amax_history_len": 8, "override_linear_precision": list(override)}
+        engine = engine_for(**options)
+        net = converted(engine)
+        for index in range(5):
+            step(engine, net, inputs(index, amplitude=1.0 + index))
+        saved = {key: value.cpu() for key, value in engine.state_dict().items()}
+        weights = {key: value.clone() for key, value in net.state_dict().items()}
+        assert not [key for key in weights if "extra_state" in key]
+        expected = step(engine, net, inputs(7))
+
+        other = engine_for(**options)
+        again = converted(other, seed=1)
+        again.load_state_dict(weights)
+        other.load_state_dict(saved)
+        for key, value in other.state_dict().items():
+            assert torch.equal(value.cpu(), saved[key]), key
+        assert torch.equal(step(other, again, inputs(7)), expected)
+
+
+def test_health_counts_saturation_and_underflow() -> None:
+    engine = engine_for(amax_history_len=1)
+    net = converted(engine)
+    step(engine, net, inputs(0))
+    engine.record_health(True)
+    x = inputs(1, amplitude=100.0)
+    step(engine, net, x)
+    health = engine.health()
+    engine.record_health(False)
+    assert health["fp8/first/input/amax"] == pytest.approx(x.abs().max().item(), rel=1e-6)
+    scale = MAX["e4m3"] / inputs(0).abs().max().item()
+    assert health["fp8/first/input/scale"] == pytest.approx(scale, rel=1e-6)
+    saturated = (x.abs() * scale > MAX["e4m3"]).float().mean().item()
+    assert health["fp8/first/input/saturated"] == pytest.approx(saturated, abs=1e-6)
+    assert 0 <= health["fp8/second/grad_output/underflow"] < 1
+    assert engine.health() == {}
+
+
+def test_evaluation_leaves_state_alone_and_is_high_precision_unless_set() -> None:
+    for option, fp8_expected in ((False, False), (True, True)):
+        engine = engine_for(use_autocast_during_eval=option)
+        net = converted(engine)
+        for index in range(2):
+            step(engine, net, inputs(index))
+        before = engine.state_dict()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            with torch.no_grad(), engine.evaluation_context():
+                net(inputs(5))
+            torch.cuda.synchronize()
+        names = [event.key for event in profile.key_averages()]
+        assert any("_qqtst_" in name for name in names) == fp8_expected, names
+        for key, value in engine.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
+@pytest.mark.parametrize("scaling", ["mxfp8", "nvfp4"])
+def test_blackwell_recipes_are_refused_on_hopper_with_the_reason(scaling: str) -> None:
+    if torch.cuda.get_device_capability() >= (10, 0):
+        pytest.skip("this device can")
+    from fp8core.errors import EngineUnsupported
+
+    with pytest.raises(EngineUnsupported, match=r"10\.0"):
+        engine_for(scaling=scaling)
