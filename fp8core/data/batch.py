@@ -1,0 +1,64 @@
+"""One micro-batch, as the training loop receives it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+__all__ = ["IGNORED", "PADDING_DOCUMENT", "TOKEN_MULTIPLE", "Batch", "round_up"]
+
+IGNORED = -100
+"""The label of a position that is no target (the convention of Hugging Face's losses)."""
+
+PADDING_DOCUMENT = -1
+"""The document id of padding."""
+
+TOKEN_MULTIPLE = 16
+"""Sequence lengths are multiples of this: FP8 GEMMs need it of every dimension."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences of T tokens, T a multiple of 16.
+
+    ``input_ids`` [B, T] int64. ``labels`` [B, T] int64 with -100 where there is no target, or [B]
+    int64 class ids for classification. Labels are not shifted: the loss of a causal model at t is
+    about ``labels[t + 1]``; the first token of every document is -100, so no prediction crosses
+    documents. ``attention_mask`` [B, T] bool, True at real tokens, or None when packed: then
+    ``document_ids`` [B, T] int32 (-1: padding) say who may attend to whom, see
+    ``fp8core.data.attention``. ``position_ids`` [B, T] int64 restart at 0 in every document.
+    ``token_count``: real tokens, without padding. ``target_count``: labels that are not -100 (rows
+    for classification). ``causal``: whether tokens may only look back.
+    """
+
+    input_ids: Tensor
+    labels: Tensor
+    attention_mask: Tensor | None
+    position_ids: Tensor
+    document_ids: Tensor
+    token_count: int
+    target_count: int
+    causal: bool
+
+    @property
+    def packed(self) -> bool:
+        return self.attention_mask is None
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
+        """The same batch on ``device``."""
+        mask = self.attention_mask
+        return replace(
+            self,
+            input_ids=self.input_ids.to(device, non_blocking=non_blocking),
+            labels=self.labels.to(device, non_blocking=non_blocking),
+            attention_mask=None if mask is None else mask.to(device, non_blocking=non_blocking),
+            position_ids=self.position_ids.to(device, non_blocking=non_blocking),
+            document_ids=self.document_ids.to(device, non_blocking=non_blocking),
+        )
+
+
+def round_up(length: int, multiple: int = TOKEN_MULTIPLE) -> int:
+    """The smallest multiple that is at least ``length`` and not zero."""
+    return max(multiple, -(-length // multiple) * multiple)
