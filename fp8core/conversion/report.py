@@ -1,0 +1,87 @@
+"""The conversion report: what became of every Linear and norm of a model, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fp8core.conversion.key_map import KeyMap
+
+__all__ = ["ConversionReport", "ConversionRow", "Replacement", "count_rows"]
+
+
+@dataclass(frozen=True)
+class ConversionRow:
+    """One Linear or norm: its name, its class before, and its class after or why it was kept."""
+
+    name: str
+    from_: str
+    to: str | None
+    group: str | None
+    reason: str | None
+
+    def to_json(self) -> dict[str, str | None]:
+        return {
+            "name": self.name,
+            "from": self.from_,
+            "to": self.to,
+            "group": self.group,
+            "reason": self.reason,
+        }
+
+
+@dataclass
+class Replacement:
+    """One exchanged module: what ``restore`` needs to put the original object back.
+
+    ``original`` holds no Parameter while it is out of the model, so that an engine that keeps its
+    weights otherwise does not pay for them twice. ``own_hooks`` are the keys of the hooks that the
+    replacement brought with it, by hook attribute.
+    """
+
+    name: str
+    original: nn.Module
+    replacement: nn.Module
+    parameter_names: tuple[str, ...]
+    buffer_names: tuple[str, ...]
+    own_hooks: dict[str, tuple[int, ...]]
+
+
+@dataclass
+class ConversionReport:
+    """What ``convert`` did. ``rows`` has one row for every Linear and norm, in the model's order.
+
+    ``model`` is the model after conversion: the object that was given, unless that object was
+    itself a layer that was replaced. ``key_map`` leads from the converted model's state-dict keys
+    to the original ones and back.
+    """
+
+    model: nn.Module
+    rows: list[ConversionRow]
+    key_map: KeyMap = field(default_factory=KeyMap)
+    replacements: list[Replacement] = field(default_factory=list)
+
+    @property
+    def converted(self) -> list[ConversionRow]:
+        return [row for row in self.rows if row.reason is None]
+
+    @property
+    def kept(self) -> list[ConversionRow]:
+        return [row for row in self.rows if row.reason is not None]
+
+    def to_json(self) -> list[dict[str, str | None]]:
+        """The rows as ``{"name", "from", "to", "group", "reason"}``; reason null: converted."""
+        return [row.to_json() for row in self.rows]
+
+
+def count_rows(rows: list[ConversionRow]) -> dict[str, object]:
+    """Counts for a person: ``{"layers", "converted", "kept", "kept_because": {reason: count}}``."""
+    kept = Counter(row.reason for row in rows if row.reason is not None)
+    return {
+        "layers": len(rows),
+        "converted": len(rows) - kept.total(),
+        "kept": kept.total(),
+        "kept_because": {str(reason): count for reason, count in kept.most_common()},
+    }

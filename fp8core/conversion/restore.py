@@ -1,0 +1,49 @@
+"""The way back: the original modules, with the Parameters as they are now."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fp8core.conversion.replace import _rebind_load_hooks, put_in_place
+from fp8core.conversion.report import ConversionReport, Replacement
+
+__all__ = ["restore"]
+
+
+def restore(model: nn.Module, report: ConversionReport) -> nn.Module:
+    """Put the original modules back into ``model``, which ``report`` is about; gives the model.
+
+    The Parameters are those of the converted modules at this moment (trained, moved or assigned
+    since), hooks and buffers too, wherever in the tree the converted module stands by now. The
+    report's rows stay; its replacements are spent. Where ``report.model`` was itself replaced, what
+    is returned is the original root.
+
+    Raises ValueError, before anything is changed, where a converted module is not in ``model``.
+    """
+    present = {id(module) for module in model.modules()}
+    lost = [r.name for r in report.replacements if id(r.replacement) not in present]
+    if lost:
+        raise ValueError(f"not in this model, so it cannot be restored: {', '.join(lost[:5])}")
+    for item in reversed(report.replacements):
+        give_back(item)
+        model = put_in_place(model, item.replacement, item.original)
+    report.replacements.clear()
+    report.model = model
+    return model
+
+
+def give_back(item: Replacement) -> None:
+    """Move Parameters, buffers, mode and hooks from the replacement to the original object."""
+    original, replacement = item.original, item.replacement
+    for key in item.parameter_names:
+        original._parameters[key] = replacement._parameters[key]
+        replacement._parameters[key] = None
+    for key in item.buffer_names:
+        original._buffers[key] = replacement._buffers.pop(key)
+    original.train(replacement.training)
+    if original._backward_hooks:
+        original._is_full_backward_hook = replacement._is_full_backward_hook
+    for attribute, keys in item.own_hooks.items():
+        for hook in keys:
+            original.__dict__[attribute].pop(hook, None)
+    _rebind_load_hooks(replacement, original)
