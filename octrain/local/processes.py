@@ -117,12 +117,16 @@ def spawn(
     argv: Sequence[str],
     *,
     output: int,
+    answer: int | None = None,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     run_as: RunAs | None = None,
     death_signal: signal.Signals = signal.SIGTERM,
 ) -> subprocess.Popen[bytes]:
-    """Start a direct child that gets ``death_signal`` when we die. Errors: LocalStackError."""
+    """Start a direct child that gets ``death_signal`` when we die. Errors: LocalStackError.
+
+    Both its streams go to the descriptor ``output``, or its standard output to ``answer``.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise LocalStackError(
             "Local servers must be started from the main thread: the kernel stops them when the "
@@ -133,7 +137,7 @@ def spawn(
         return subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=output if answer is None else answer,
             stderr=output,
             env=None if env is None else dict(env),
             cwd=cwd,

@@ -1,0 +1,52 @@
+"""Where the server is and which key opens it: arguments, then the environment, then this
+machine's local stack.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from octrain.client.errors import OctrainError
+from octrain.local.state import StackState, default_data_dir
+
+
+@dataclass(frozen=True)
+class Connection:
+    """The server's URL and an API key; ``origin`` says where the URL was found."""
+
+    url: str
+    key: str = field(repr=False)
+    origin: str
+
+
+def find_connection(
+    url: str | None = None, key: str | None = None, *, data_dir: Path | None = None
+) -> Connection:
+    """Settle the URL and the key. Errors: OctrainError that says how to give them.
+
+    The local stack's key is never sent to another server's URL.
+    """
+    state = _local_state(data_dir or default_data_dir())
+    given = url or os.environ.get("OCTRAIN_API_URL")
+    origin = "the argument" if url else "OCTRAIN_API_URL" if given else "the local stack"
+    settled = (given or state.api.url).rstrip("/")
+    if not settled:
+        raise OctrainError(
+            "No server is known. Start one here with `octrain up`, or name one with "
+            "OCTRAIN_API_URL and OCTRAIN_API_KEY."
+        )
+    if not settled.startswith(("http://", "https://")):
+        raise OctrainError(f"The server's URL must begin with http:// or https://, not {settled!r}")
+    settled_key = key or os.environ.get("OCTRAIN_API_KEY") or ""
+    if not settled_key and settled == state.api.url:
+        settled_key = state.api.key
+    return Connection(settled, settled_key, origin)
+
+
+def _local_state(data_dir: Path) -> StackState:
+    try:
+        return StackState.load(data_dir)
+    except (OSError, ValueError):
+        return StackState()

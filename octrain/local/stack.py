@@ -1,0 +1,410 @@
+"""Everything on one machine: Postgres, Valkey, the API, the controller and workers.
+
+    with LocalStack(folder, roots=[data]) as stack:
+        client = octrain.Client(stack.url, stack.api_key)
+
+``octrain up`` is this plus a person at a terminal. All children are started from the main thread
+(see ``processes``), so ``start``, ``restart`` and ``run`` belong there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from octrain.local.accounts import choose_account
+from octrain.local.commands import base_environment, module, require_servers
+from octrain.local.errors import DataFolderInUse, LocalStackError
+from octrain.local.leftovers import end_leftovers
+from octrain.local.logs import rotate
+from octrain.local.ports import LOOPBACK, free_port, is_free
+from octrain.local.postgres import PostgresServer
+from octrain.local.processes import ManagedProcess, spawn
+from octrain.local.state import StackState
+from octrain.local.valkey import ValkeyServer
+
+START_SECONDS = 60.0
+# The parts of an orderly stop; together under 10 s.
+WORKER_GRACE_SECONDS = 6.5
+SERVER_GRACE_SECONDS = 1.0
+DATABASE_GRACE_SECONDS = 1.0
+_LONGEST_BACKOFF = 30.0
+_STABLE_SECONDS = 60.0
+
+OnEvent = Callable[[str], None]
+
+
+class LocalStack:
+    """One stack on one data folder.
+
+    ``port`` 0 keeps the last start's port when it is free, else takes any. ``roots`` are the
+    folders that specs may read. ``workers`` are node names, one worker process each.
+    ``database_url`` and ``redis_url`` name servers to use instead of starting them.
+    ``environment`` is added to every child's. ``on_event`` hears what a person should know.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        roots: Sequence[Path] = (),
+        workers: Sequence[str] = ("local",),
+        artifact_url: str | None = None,
+        database_url: str | None = None,
+        redis_url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        self.data_dir = data_dir.expanduser().absolute()
+        self.host, self.port = host, port
+        self.roots = [root.expanduser().resolve() for root in roots]
+        self.worker_names = list(workers)
+        self.artifact_url = artifact_url or (self.data_dir / "artifacts").as_uri()
+        self.state = StackState()
+        self.postgres: PostgresServer | None = None
+        self.valkey: ValkeyServer | None = None
+        self.created_key = False
+        self._database_url, self._redis_url = database_url, redis_url
+        self._environment = dict(environment or {})
+        self._on_event = on_event or (lambda message: None)
+        self._processes: dict[str, ManagedProcess] = {}
+        self._lock: int | None = None
+        self._failures: dict[str, tuple[int, float]] = {}  # name -> (count, next try)
+
+    @property
+    def url(self) -> str:
+        """http://host:port, as a client on this machine reaches it."""
+        host = LOOPBACK if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+
+    @property
+    def api_key(self) -> str:
+        """A key with the scopes jobs:read, jobs:write and admin."""
+        return self.state.api.key
+
+    @property
+    def node_key(self) -> str:
+        """A key with the scope node."""
+        return self.state.api.node_key
+
+    @property
+    def database_url(self) -> str:
+        if self._database_url:
+            return self._database_url
+        return self.postgres.url() if self.postgres is not None else ""
+
+    @property
+    def redis_url(self) -> str:
+        if self._redis_url:
+            return self._redis_url
+        return self.valkey.url() if self.valkey is not None else ""
+
+    @property
+    def logs(self) -> Path:
+        return self.data_dir / "logs"
+
+    def process(self, name: str) -> ManagedProcess:
+        """``postgres``, ``valkey``, ``api``, ``controller`` or ``worker-<node name>``."""
+        return self._processes[name]
+
+    def worker_data_dir(self, worker: str) -> Path:
+        return self.data_dir / "workers" / worker
+
+    # Start
+
+    def start(self) -> None:
+        """Start everything and return when the API answers. Errors: LocalStackError."""
+        require_servers()
+        self._take_folder()
+        try:
+            self._start_databases()
+            self._migrate()
+            self._settle_port()
+            self._start_process("api", self._api_command(), self._server_environment())
+            self._start_process(
+                "controller", module("octrain_api", "controller"), self._server_environment()
+            )
+            self._make_keys()
+            for name in self.worker_names:
+                self.start_worker(name)
+            self._await_api()
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_worker(self, name: str) -> None:
+        """Start the worker of a node (one that ``workers`` did not name, too)."""
+        command = module(
+            "octrain_worker",
+            *("run", "--name", name, "--api", self.url),
+            *("--data-dir", str(self.worker_data_dir(name))),
+        )
+        self._start_process(f"worker-{name}", command, self._worker_environment())
+
+    def restart(self, name: str) -> None:
+        """Start a process again that has ended (at the same port, with the same data)."""
+        if name == "postgres" and self.postgres is not None:
+            self.postgres.start()
+            self._processes[name] = self.postgres.process
+        elif name == "valkey" and self.valkey is not None:
+            self.valkey.start()
+            self._processes[name] = self.valkey.process
+        else:
+            self._processes[name].start()
+
+    def _take_folder(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self.data_dir.chmod(0o700)
+        self.logs.mkdir(exist_ok=True)
+        descriptor = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise DataFolderInUse(
+                f"A local stack already runs on {self.data_dir} (process {holder or 'unknown'}). "
+                "Use that one, stop it with Ctrl-C or SIGTERM, or give another --data-dir."
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        self._lock = descriptor
+        try:
+            self.state = StackState.load(self.data_dir)
+        except (OSError, ValueError) as error:
+            self._release_folder()
+            raise LocalStackError(str(error)) from None
+
+    def _release_folder(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _start_databases(self) -> None:
+        account = choose_account()
+        if not self._redis_url:
+            kept = self.state.valkey
+            self.valkey = ValkeyServer(self.data_dir, self.logs / "valkey.log", account=account)
+            self.valkey.port = kept.port
+            kept.password = self.valkey.password = kept.password or self.valkey.password
+            self.valkey.start()
+            self._processes["valkey"] = self.valkey.process
+            kept.port = self.valkey.port
+        if not self._database_url:
+            kept = self.state.postgres
+            self.postgres = PostgresServer(
+                self.data_dir, self.logs / "postgres.log", account=account
+            )
+            self.postgres.port = kept.port
+            kept.password = self.postgres.password = kept.password or self.postgres.password
+            self.state.save(self.data_dir)  # the password, before a cluster is made with it
+            self.postgres.start()
+            self._processes["postgres"] = self.postgres.process
+            kept.port = self.postgres.port
+        self.state.save(self.data_dir)
+
+    def _migrate(self) -> None:
+        process = ManagedProcess(
+            "migrate",
+            module("octrain_api", "migrate"),
+            self.logs / "migrate.log",
+            env=self._server_environment(),
+        )
+        process.start()
+        if not process.wait(time.monotonic() + 600):
+            process.stop(1.0)
+        if process.returncode != 0:
+            raise LocalStackError(f"The database could not be migrated:\n{process.log_tail()}")
+
+    def _make_keys(self) -> None:
+        """The first API key and a node key, once for each database."""
+        fingerprint = hashlib.sha256(
+            (self._database_url or str(self.data_dir)).encode()
+        ).hexdigest()[:16]
+        api = self.state.api
+        api.url = self.url
+        if api.database != fingerprint or not api.key or not api.node_key:
+            users = self._request_key("local", "jobs:read,jobs:write,admin")
+            nodes = self._request_key("local-nodes", "node")
+            api.key, api.node_key = _key_of(users), _key_of(nodes)
+            api.database = fingerprint
+            self.created_key = True
+        self.state.save(self.data_dir)
+
+    def _request_key(self, name: str, scopes: str) -> subprocess.Popen[bytes]:
+        arguments = ("create-key", "--name", name, "--owner", "local", "--scopes", scopes)
+        log = os.open(self.logs / "migrate.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            return spawn(
+                module("octrain_api", *arguments),
+                output=log,
+                answer=subprocess.PIPE,
+                env=self._server_environment(),
+            )
+        finally:
+            os.close(log)
+
+    def _settle_port(self) -> None:
+        """A port that is free. One that a predecessor holds for a moment yet is waited for."""
+        if self.port == 0:
+            last = self.state.api.url.rpartition(":")[2]
+            self.port = int(last) if last.isdigit() and is_free(int(last)) else free_port()
+            return
+        deadline = time.monotonic() + 2.0
+        while not is_free(self.port, self.host):
+            if time.monotonic() > deadline:
+                raise LocalStackError(
+                    f"Port {self.port} of {self.host} is taken by another program. "
+                    "Give a free one with --port."
+                )
+            time.sleep(0.05)
+
+    def _api_command(self) -> list[str]:
+        return module("octrain_api", "serve", "--host", self.host, "--port", str(self.port))
+
+    def _server_environment(self) -> dict[str, str]:
+        return base_environment(self.data_dir, self._shared_settings()) | {
+            "DATABASE_URL": self.database_url,
+            "REDIS_URL": self.redis_url,
+        }
+
+    def _worker_environment(self) -> dict[str, str]:
+        return base_environment(self.data_dir, self._shared_settings()) | {
+            "REDIS_URL": self.redis_url,
+            "OCTRAIN_API_URL": self.url,
+            "OCTRAIN_NODE_KEY": self.node_key,
+        }
+
+    def _shared_settings(self) -> dict[str, str]:
+        return {
+            "OCTRAIN_ARTIFACT_URL": self.artifact_url,
+            "OCTRAIN_ROOTS": os.pathsep.join(map(str, self.roots)),
+            **self._environment,
+        }
+
+    def _start_process(self, name: str, argv: list[str], environment: dict[str, str]) -> None:
+        log = self.logs / f"{name}.log"
+        rotate(log)
+        self._processes[name] = ManagedProcess(name, argv, log, env=environment, cwd=self.data_dir)
+        self._processes[name].start()
+
+    def _await_api(self) -> None:
+        api = self._processes["api"]
+        deadline = time.monotonic() + START_SECONDS
+        while not self.is_ready():
+            if not api.running:
+                raise LocalStackError(f"The API did not start:\n{api.log_tail()}")
+            if time.monotonic() > deadline:
+                raise LocalStackError(f"The API does not become ready:\n{api.log_tail()}")
+            time.sleep(0.02)
+
+    def is_ready(self) -> bool:
+        """Whether GET /readyz answers 200."""
+        try:
+            with urllib.request.urlopen(f"{self.url}/readyz", timeout=5.0) as answer:
+                return bool(answer.status == 200)
+        except (OSError, urllib.error.URLError):
+            return False
+
+    # Run
+
+    def run(self, stop: threading.Event, tick_seconds: float = 0.2) -> None:
+        """Watch over the processes until ``stop`` is set: start again what died (with growing
+        pauses), keep the logs small. Main thread only.
+        """
+        started = dict.fromkeys(self._processes, time.monotonic())
+        rotated = time.monotonic()
+        while not stop.wait(tick_seconds):
+            now = time.monotonic()
+            for name in list(self._processes):
+                self._watch(name, started, now)
+            if now - rotated > 5.0:
+                rotated = now
+                for process in self._processes.values():
+                    rotate(process.log)
+
+    def _watch(self, name: str, started: dict[str, float], now: float) -> None:
+        process = self._processes[name]
+        if process.running:
+            if now - started.get(name, now) > _STABLE_SECONDS:
+                self._failures.pop(name, None)
+            return
+        count, next_try = self._failures.get(name, (0, 0.0))
+        if next_try == 0.0:
+            pause = min(_LONGEST_BACKOFF, 0.5 * 2**count)
+            self._failures[name] = (count, now + pause)
+            self._on_event(
+                f"{name} ended ({_ending(process.returncode)}); starting it again in {pause:g} s. "
+                f"Its log: {process.log}"
+            )
+        elif now >= next_try:
+            self._failures[name] = (count + 1, 0.0)
+            started[name] = now
+            try:
+                self.restart(name)
+            except LocalStackError as error:
+                self._on_event(f"{name} could not be started: {error}")
+
+    # Stop
+
+    def stop(self) -> None:
+        """Stop everything within 10 s: workers first, so that jobs checkpoint and go back to the
+        queue; then the API and the controller; then Valkey and Postgres.
+        """
+        workers = [name for name in self._processes if name.startswith("worker-")]
+        self._stop_together(workers, WORKER_GRACE_SECONDS)
+        others = [p.pid for p in self._processes.values() if p.running and p.pid is not None]
+        if ended := end_leftovers(self.data_dir, others):
+            self._on_event(f"ended {len(ended)} processes that the workers had left")
+        self._stop_together(["api", "controller"], SERVER_GRACE_SECONDS)
+        self._stop_together(["valkey", "postgres"], DATABASE_GRACE_SECONDS)
+        self._release_folder()
+
+    def _stop_together(self, names: Sequence[str], grace_seconds: float) -> None:
+        stopping = [self._processes[name] for name in names if name in self._processes]
+        for process in stopping:
+            process.request_stop()
+        deadline = time.monotonic() + grace_seconds
+        for process in stopping:
+            if not process.wait(deadline):
+                self._on_event(f"{process.name} did not stop in {grace_seconds:g} s; killed")
+                process.kill()
+
+    def __enter__(self) -> LocalStack:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _key_of(process: subprocess.Popen[bytes]) -> str:
+    output, _ = process.communicate(timeout=START_SECONDS)
+    with contextlib.suppress(ValueError, KeyError, IndexError):
+        if process.returncode == 0:
+            return str(json.loads(output.decode().strip().splitlines()[-1])["key"])
+    raise LocalStackError(f"No API key could be made: {output.decode(errors='replace').strip()}")
+
+
+def _ending(status: int | None) -> str:
+    if status is not None and status < 0:
+        return f"signal {-status}"
+    return f"exit status {status}"
