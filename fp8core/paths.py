@@ -46,18 +46,18 @@ def resolve_path(
         return found
 
     candidates = [Path(text)] if os.path.isabs(text) else [root / text for root in allowed]
-    inside = False
+    outside = False
     for candidate in candidates:
         # Where the path would lead is decided before asking whether anything is there.
         leads_to = Path(os.path.realpath(candidate))
         if not is_below(leads_to, allowed):
+            outside = True
             continue
-        inside = True
         found = _resolve_existing(candidate)
         # Resolved twice: what is returned is what was checked, even if a link changed between.
         if found is not None and is_below(found, allowed):
             return found
-    if not inside:
+    if outside:
         raise SpecRefused(f"{text!r} lies outside the allowed roots", pointer=pointer)
     raise missing(f"no such file or folder below the allowed roots: {text!r}", pointer=pointer)
 

@@ -125,7 +125,7 @@ class CheckpointStore:
             raise
         return SavedCheckpoint(step, target, metric)
 
-    def list(self) -> list[SavedCheckpoint]:
+    def saved(self) -> list[SavedCheckpoint]:
         """Every checkpoint with a readable manifest, oldest first; files are not verified."""
         found = []
         for step, path in self._folders():
@@ -135,19 +135,19 @@ class CheckpointStore:
 
     def best(self) -> SavedCheckpoint | None:
         """The checkpoint of the lowest metric; of equals the earlier."""
-        measured = self._by_metric(self.list())
+        measured = self._by_metric(self.saved())
         return measured[0] if measured else None
 
     def among_best(self, metric: float) -> bool:
         """Whether a checkpoint of this metric would be one of the best that are kept."""
-        measured = self._by_metric(self.list())[: self._keep_best]
+        measured = self._by_metric(self.saved())[: self._keep_best]
         if self._keep_best == 0:
             return False
         return len(measured) < self._keep_best or metric < _metric_of(measured[-1])
 
     def prune(self) -> list[SavedCheckpoint]:
         """Removes what is neither among the newest nor among the best; returns what it removed."""
-        found = self.list()
+        found = self.saved()
         kept = {item.step for item in found[-self._keep_last :]}
         kept |= {item.step for item in self._by_metric(found)[: self._keep_best]}
         removed = [item for item in found if item.step not in kept]

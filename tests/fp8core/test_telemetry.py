@@ -138,19 +138,17 @@ while True:
 
 def test_sigkill_loses_no_record_that_was_appended(tmp_path: Path) -> None:
     path = tmp_path / "telemetry.jsonl"
-    last = 0
-    for _ in range(3):
+    for count in range(1, 4):
         process = subprocess.Popen(
             [sys.executable, "-c", KILLED_WHILE_WRITING, str(path)], stdout=subprocess.PIPE
         )
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
-        while path.stat().st_size < (last + 1) * 200_000:
+        while path.stat().st_size < count * 200_000:
             assert process.poll() is None
         process.send_signal(signal.SIGKILL)
         process.wait()
         process.stdout.close()
-        last += 1
     seqs = [record["seq"] for record in records(path)]
     assert seqs == list(range(1, len(seqs) + 1))
 

@@ -1,0 +1,69 @@
+"""Figures of a step without waiting for the device.
+
+Reading a number from a GPU waits until everything before it is computed. So the numbers of a step
+are copied to pinned memory as part of the queue, and read one step later, when they have long
+arrived. On a CPU there is nothing to wait for, and they are read at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["LateMetrics", "StepFigures"]
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What is known of one step: its number, and its figures by metric name."""
+
+    step: int
+    values: dict[str, float]
+
+
+class LateMetrics:
+    """Holds the figures of at most one step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._late = device.type == "cuda"
+        self._waiting: _Waiting | None = None
+
+    def push(
+        self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]
+    ) -> StepFigures | None:
+        """Takes the figures of ``step``; returns those of the step before (on a CPU, its own).
+
+        ``tensors`` have one element each.
+        """
+        if not self._late:
+            values = {name: float(tensor) for name, tensor in tensors.items()}
+            return StepFigures(step, {**values, **numbers})
+        settled = self.flush()
+        stacked = torch.stack([tensor.detach().float().reshape(()) for tensor in tensors.values()])
+        landing = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
+        landing.copy_(stacked, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        self._waiting = _Waiting(step, list(tensors), landing, arrived, dict(numbers))
+        return settled
+
+    def flush(self) -> StepFigures | None:
+        """The figures still held, if any; waits for the device."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return None
+        waiting.arrived.synchronize()
+        values = dict(zip(waiting.names, waiting.landing.tolist(), strict=True))
+        return StepFigures(waiting.step, {**values, **waiting.numbers})
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    step: int
+    names: list[str]
+    landing: Tensor
+    arrived: torch.cuda.Event
+    numbers: dict[str, float]
