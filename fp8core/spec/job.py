@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, model_validator
+from pydantic_core import PydanticCustomError
 
 from fp8core.spec.parts import Count, CountOrZero, ModulePattern, Part
+from fp8core.spec.problems import Problem
 from fp8core.spec.recipe import Recipe
+from fp8core.spec.rules import broken_rules
 from fp8core.spec.sources import (
     BytesTokenizer,
     ConfigModel,
@@ -16,6 +19,7 @@ from fp8core.spec.sources import (
     ModelTokenizer,
     Tokenizer,
 )
+from fp8core.spec.spellings import Canonical
 from fp8core.spec.training import Training
 
 LABEL_KEY_PATTERN = r"^[A-Za-z0-9._/-]+$"
@@ -109,6 +113,16 @@ class Limits(Part):
     )
 
 
+# The validation context of parse_spec, which translates spellings and applies rules by itself.
+UNCHECKED: Any = {"fp8core.spec": "unchecked"}
+
+
+def _refuse(problems: list[Problem]) -> None:
+    if problems:
+        message = "; ".join(str(problem) for problem in problems)
+        raise PydanticCustomError("spec_invalid", "{message}", {"message": message})
+
+
 def _default_tokenizer(validated: dict[str, Any]) -> BytesTokenizer | ModelTokenizer:
     from_config = isinstance(validated.get("model"), ConfigModel)
     return BytesTokenizer() if from_config else ModelTokenizer()
@@ -125,7 +139,9 @@ class JobSpec(Part, title="Job"):
         default=None, description="A name for people."
     )
     labels: Annotated[dict[LabelKey, LabelValue], Field(max_length=32)] = Field(
-        default_factory=dict, description="Labels to filter jobs by."
+        default_factory=dict,
+        description="Labels to filter jobs by.",
+        json_schema_extra={"additionalProperties": False},
     )
     notes: Annotated[str, Field(max_length=4096)] = Field(
         default="", description="Notes for people."
@@ -163,6 +179,21 @@ class JobSpec(Part, title="Job"):
     )
     resources: Resources = Field(default_factory=Resources, description="What the job runs on.")
     limits: Limits = Field(default_factory=Limits, description="Time limits and restarts.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _canonical(cls, value: Any, info: ValidationInfo) -> Any:
+        if info.context is UNCHECKED or not isinstance(value, dict):
+            return value
+        canonical = Canonical(value)
+        _refuse(canonical.problems)
+        return canonical.document
+
+    @model_validator(mode="after")
+    def _rules_hold(self, info: ValidationInfo) -> Self:
+        if info.context is not UNCHECKED:
+            _refuse(broken_rules(self))
+        return self
 
     def resolved(self) -> dict[str, Any]:
         """The spec as JSON values, every default filled in. `parse_spec` of them is this spec."""

@@ -204,7 +204,10 @@ class TextData(DataPart, title="Text files"):
     path: PathText = Field(description="A file, or a folder of .txt files, below an allowed root.")
     document_separator: Annotated[str, Field(min_length=1, max_length=256)] | None = Field(
         default=None,
-        description="A line that separates documents of a file. Null: a file is one document.",
+        description=(
+            "The line that separates documents of a file; with a line feed in it, the exact text "
+            "that does. Null: each file is one document."
+        ),
     )
 
 

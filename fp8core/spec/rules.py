@@ -1,0 +1,257 @@
+"""What fields must say together: a combination that could not be honoured is refused here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from fp8core.spec.document import quoted
+from fp8core.spec.parts import Part
+from fp8core.spec.problems import Problem
+from fp8core.spec.recipe import AmpRecipe
+from fp8core.spec.sources import (
+    BuiltinData,
+    ConfigModel,
+    ModelTokenizer,
+    TextData,
+)
+from fp8core.spec.training import WarmupStableDecaySchedule
+
+if TYPE_CHECKING:
+    from fp8core.spec.job import JobSpec
+
+Rule = Callable[["JobSpec"], Iterator[Problem]]
+_RULES: list[tuple[tuple[str, ...], Rule]] = []
+
+
+def broken_rules(spec: JobSpec, unreliable: Iterable[str] = ()) -> list[Problem]:
+    """The problems of fields with one another.
+
+    A rule that reads a field at, above or below one of the pointers in `unreliable` is left out:
+    that field has a problem of its own, and its value here is not what was submitted.
+    """
+    spoiled = list(unreliable)
+    return [
+        problem
+        for reads, rule in _RULES
+        if not any(_overlap(pointer, other) for pointer in reads for other in spoiled)
+        for problem in rule(spec)
+    ]
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or one.startswith(other + "/") or other.startswith(one + "/")
+
+
+def _reads(*pointers: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        _RULES.append((pointers, rule))
+        return rule
+
+    return register
+
+
+def _conflict(pointer: str, message: str) -> Problem:
+    return Problem(pointer, message, "conflict")
+
+
+@_reads("/model")
+def _config_can_be_built(spec: JobSpec) -> Iterator[Problem]:
+    if not isinstance(spec.model, ConfigModel):
+        return
+    config = spec.model.config
+    if not isinstance(config.get("model_type"), str):
+        message = 'is required: the kind of model as text, such as "llama"'
+        yield Problem("/model/config/model_type", message, "missing")
+    for key in ("auto_map", "trust_remote_code"):
+        if config.get(key):
+            yield Problem(
+                f"/model/config/{key}",
+                "code that comes with a model is not run; use a model type that transformers has",
+                "unsupported",
+            )
+
+
+@_reads("/model/source", "/tokenizer")
+def _model_has_a_tokenizer(spec: JobSpec) -> Iterator[Problem]:
+    if isinstance(spec.model, ConfigModel) and isinstance(spec.tokenizer, ModelTokenizer):
+        yield _conflict(
+            "/tokenizer",
+            "a model from a config has no tokenizer of its own; choose bytes, train, path or "
+            "huggingface",
+        )
+
+
+@_reads("/data/format", "/task")
+def _format_fits_task(spec: JobSpec) -> Iterator[Problem]:
+    fitting = {
+        "causal_lm": ("text", "prompt_completion", "chat"),
+        "masked_lm": ("text",),
+        "sequence_classification": ("labelled",),
+    }[spec.task]
+    if spec.data.format not in fitting:
+        yield _conflict(
+            "/data/format",
+            f"the task {spec.task} needs the format {' or '.join(fitting)}, not {spec.data.format}",
+        )
+
+
+@_reads("/data/format", "/data/source")
+def _format_fits_source(spec: JobSpec) -> Iterator[Problem]:
+    plain = isinstance(spec.data, TextData | BuiltinData)
+    if plain and spec.data.format != "text":
+        yield _conflict(
+            "/data/format",
+            f"the source {spec.data.source} holds plain text only, so the format must be text",
+        )
+
+
+@_reads("/data/format", "/data/source", "/data/columns")
+def _columns_are_read(spec: JobSpec) -> Iterator[Problem]:
+    read = {
+        "text": ("text",),
+        "prompt_completion": ("prompt", "completion"),
+        "chat": ("messages",),
+        "labelled": ("text", "label"),
+    }[spec.data.format]
+    if isinstance(spec.data, TextData | BuiltinData):
+        read = ()
+    for column in _changed(spec.data.columns):
+        if column not in read:
+            what = f"format {spec.data.format}" if read else f"source {spec.data.source}"
+            message = f"would have no effect with the {what}; remove it"
+            yield _conflict(f"/data/columns/{column}", message)
+
+
+@_reads("/data/format", "/data/labels")
+def _labels_need_their_format(spec: JobSpec) -> Iterator[Problem]:
+    labels = spec.data.labels
+    if labels is None:
+        return
+    if spec.data.format != "labelled":
+        yield _conflict("/data/labels", "would have no effect; only the format labelled has any")
+    seen: set[str] = set()
+    for index, label in enumerate(labels):
+        if label in seen:
+            yield _conflict(f"/data/labels/{index}", f"the class {quoted(label)} is listed twice")
+        seen.add(label)
+
+
+@_reads("/data/format", "/data/packing")
+def _packing_fits_format(spec: JobSpec) -> Iterator[Problem]:
+    if spec.data.packing and spec.data.format == "labelled":
+        yield _conflict(
+            "/data/packing", "labelled texts are never packed: each has a class of its own"
+        )
+
+
+@_reads("/recipe/engine", "/resources/device")
+def _engine_fits_device(spec: JobSpec) -> Iterator[Problem]:
+    if spec.recipe.engine == "te" and spec.resources.device == "cpu":
+        yield _conflict(
+            "/resources/device",
+            "Transformer Engine needs a GPU; choose device auto or cuda, or the engine emulated",
+        )
+
+
+@_reads("/recipe/dtype", "/recipe/initial_loss_scale", "/recipe/growth_interval", "/recipe/engine")
+def _loss_scale_is_used(spec: JobSpec) -> Iterator[Problem]:
+    if isinstance(spec.recipe, AmpRecipe) and spec.recipe.dtype != "fp16":
+        message = f"would have no effect with dtype {spec.recipe.dtype}; only fp16 scales the loss"
+        for field in _changed(spec.recipe):
+            if field in ("initial_loss_scale", "growth_interval"):
+                yield _conflict(f"/recipe/{field}", message)
+
+
+@_reads("/recipe/engine", "/recipe/dtype", "/training/precision")
+def _amp_fits_precision(spec: JobSpec) -> Iterator[Problem]:
+    if not isinstance(spec.recipe, AmpRecipe):
+        return
+    precision = spec.training.precision
+    if spec.recipe.dtype == "fp32" and precision.weights != "fp32":
+        yield _conflict(
+            "/training/precision/weights",
+            "amp in fp32 computes in the format of the weights, which must then be fp32",
+        )
+    if spec.recipe.dtype == "fp16":
+        for field in ("weights", "gradients"):
+            if getattr(precision, field) != "fp32":
+                yield _conflict(
+                    f"/training/precision/{field}",
+                    f"fp16 scales the loss and needs {field} in fp32",
+                )
+
+
+@_reads("/training/precision/weights", "/training/precision/master_weights")
+def _master_weights_differ(spec: JobSpec) -> Iterator[Problem]:
+    precision = spec.training.precision
+    if precision.master_weights == "fp32" and precision.weights == "fp32":
+        yield _conflict(
+            "/training/precision/master_weights",
+            'fp32 weights are their own master copy; choose "none", or weights in bf16',
+        )
+
+
+@_reads("/training/precision/communication", "/resources/gpus")
+def _communication_happens(spec: JobSpec) -> Iterator[Problem]:
+    if spec.training.precision.communication != "fp32" and spec.resources.gpus == 1:
+        yield _conflict(
+            "/training/precision/communication",
+            "one GPU sends gradients to no other, so this would have no effect; leave it at fp32",
+        )
+
+
+@_reads("/resources")
+def _cpu_has_no_gpus(spec: JobSpec) -> Iterator[Problem]:
+    if spec.resources.device == "cpu" and spec.resources.gpus > 1:
+        yield _conflict("/resources/gpus", "a job on a CPU has no GPUs; leave it at 1")
+
+
+@_reads("/training/steps", "/training/schedule")
+def _schedule_fits_steps(spec: JobSpec) -> Iterator[Problem]:
+    steps, schedule = spec.training.steps, spec.training.schedule
+    warmup = schedule.warmup_steps
+    if warmup > steps:
+        yield _conflict(
+            "/training/schedule/warmup_steps",
+            f"a warm-up of {warmup} steps does not fit into {steps} steps (/training/steps)",
+        )
+    elif isinstance(schedule, WarmupStableDecaySchedule) and warmup + schedule.decay_steps > steps:
+        yield _conflict(
+            "/training/schedule/decay_steps",
+            f"a warm-up of {warmup} and a decay of {schedule.decay_steps} steps do not fit into "
+            f"{steps} steps (/training/steps)",
+        )
+
+
+@_reads("/task", "/training/mask_probability")
+def _masks_are_used(spec: JobSpec) -> Iterator[Problem]:
+    if spec.task != "masked_lm" and "mask_probability" in _changed(spec.training):
+        yield _conflict(
+            "/training/mask_probability",
+            f"would have no effect with the task {spec.task}; only masked_lm masks tokens",
+        )
+
+
+@_reads("/training/early_stopping", "/evaluation/every_steps", "/evaluation/fraction")
+def _early_stopping_can_happen(spec: JobSpec) -> Iterator[Problem]:
+    if spec.training.early_stopping is None:
+        return
+    if spec.evaluation.fraction == 0:
+        yield _conflict(
+            "/training/early_stopping", "needs an evaluation, and evaluation.fraction is 0"
+        )
+    elif spec.evaluation.every_steps == 0:
+        yield _conflict(
+            "/training/early_stopping",
+            "needs evaluations during training, and evaluation.every_steps is 0",
+        )
+
+
+def _changed(part: Part) -> list[str]:
+    """The fields of a part whose value is not their plain default."""
+    return [
+        name
+        for name, field in type(part).model_fields.items()
+        if field.default_factory is None and getattr(part, name) != field.default
+    ]
