@@ -205,6 +205,18 @@ class Job:
                 return
             after = int(answer["next_after"])
 
+    def follow_logs(self, *, after: int = 0) -> Iterator[LogLine]:
+        """The lines so far and every later one as it comes, until the job has ended."""
+        while True:
+            self.refresh()
+            ended = self.data.is_final  # known before the lines are read: none is missed
+            for line in self.logs(after=after):
+                after = line.seq
+                yield line
+            if ended:
+                return
+            time.sleep(_POLL_PAUSE)
+
     def artifacts(self) -> list[Artifact]:
         """What the job has made so far."""
         answer = self._transport.request("GET", self._path("/artifacts"))

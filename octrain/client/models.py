@@ -25,7 +25,7 @@ Number = Annotated[float, BeforeValidator(_number)]
 
 
 class _Answer(BaseModel):
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="strings")
 
 
 class Problem(_Answer):
@@ -154,13 +154,19 @@ class Node(_Answer):
 
     id: str
     name: str
-    status: str = ""
+    live: bool = False
+    wanted: str = "run"
     hostname: str | None = None
     version: str | None = None
     device_kinds: list[str] = Field(default_factory=list)
     cpu_slots: int = 0
+    cpu_slots_used: int = 0
     gpus: list[dict[str, Any]] = Field(default_factory=list)
     engines: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    def engine_works(self, name: str) -> bool:
+        """Whether the node says that it can train with this precision engine."""
+        return bool(self.engines.get(name, {}).get("ok"))
 
 
 class StreamEvent(_Answer):

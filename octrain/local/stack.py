@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from octrain.client import Client
 from octrain.local.accounts import choose_account
 from octrain.local.commands import base_environment, module, require_servers
 from octrain.local.errors import DataFolderInUse, LocalStackError
@@ -318,6 +319,16 @@ class LocalStack:
                 return bool(answer.status == 200)
         except (OSError, urllib.error.URLError):
             return False
+
+    def wait_for_nodes(self, seconds: float = START_SECONDS) -> bool:
+        """Wait until every worker has registered its node; whether all have in time."""
+        deadline = time.monotonic() + seconds
+        with Client(self.url, self.api_key) as client:
+            while not set(self.worker_names) <= {n.name for n in client.nodes() if n.live}:
+                if time.monotonic() > deadline:
+                    return False
+                time.sleep(0.1)
+        return True
 
     # Run
 
