@@ -1,0 +1,198 @@
+"""A node: registered with the API, alive by heartbeats, shut down in bounded time."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from octrain_worker.agent.supervisors import Handle, Supervisors
+from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, Registration
+from octrain_worker.capabilities import EngineProbe, Gpu, find_gpus
+from octrain_worker.clock import boot_id
+from octrain_worker.settings import WorkerSettings
+from octrain_worker.supervisor.environment import trainer_environment
+from octrain_worker.supervisor.main import Assignment
+
+__all__ = ["Node"]
+
+logger = logging.getLogger(__name__)
+
+_VERSION = "0.1.0"
+_TICK_SECONDS = 0.2
+_SHUTDOWN_SECONDS = 8.0
+# Ctrl-C reaches a whole terminal session, and its launcher sends SIGTERM as well: one request.
+_SAME_REQUEST_SECONDS = 1.0
+
+
+class Node:
+    """Everything of a node but the Celery worker that brings it attempts."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._settings = settings
+        self._client = ApiClient(settings.api.api_url, settings.api.node_key.get_secret_value())
+        self._stopping = threading.Event()
+        self._hurry = threading.Event()
+        self._released = threading.Event()
+        self._stopped_at = 0.0
+        self._on_stop: Callable[[], None] = lambda: None
+        self._gpus: list[Gpu] = []
+        self._description: dict[str, Any] = {}
+        self._supervisors: Supervisors | None = None
+        self._registration: Registration | None = None
+
+    @property
+    def queue(self) -> str:
+        assert self._registration is not None
+        return self._registration.queue
+
+    @property
+    def slots(self) -> int:
+        return int(self._description["cpu_slots"]) + len(self._gpus)
+
+    @property
+    def stopping(self) -> bool:
+        return self._stopping.is_set()
+
+    def install_signal_handlers(self) -> None:
+        """SIGTERM and SIGINT ask for a shutdown; a second one for an immediate one."""
+        signal.signal(signal.SIGTERM, self._request_stop)
+        signal.signal(signal.SIGINT, self._request_stop)
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """``callback`` runs, in the signal handler, when a shutdown is asked for."""
+        self._on_stop = callback
+
+    def start(self) -> bool:
+        """Registers, however long the API takes to be there, and begins to live.
+
+        False when a shutdown was asked for first. Raises ``ApiRefused`` for a bad key.
+        """
+        self._gpus = find_gpus()
+        self._description = self._describe()
+        if self.stopping:
+            return False
+        registration = self._register()
+        if registration is None:
+            return False
+        self._registration = registration
+        self._supervisors = Supervisors(self._settings, registration.node_id, slots=self.slots)
+        self._supervisors.adopt_all()
+        for name, body in (("heartbeat", self._beat), ("watch", self._watch)):
+            threading.Thread(target=body, name=name, daemon=True).start()
+        logger.info("node %s is %s", self._settings.node.node_name, registration.node_id)
+        return True
+
+    def run_attempt(self, job_id: str, attempt_id: str, attempt: int) -> None:
+        """Has an attempt supervised and returns when its supervisor is gone, or at shutdown."""
+        assert self._supervisors is not None
+        if self.stopping:
+            return  # the relay sends it again
+        handle: Handle | None = self._supervisors.start(Assignment(attempt_id, job_id, attempt))
+        while handle is not None and not self._released.is_set():
+            if handle.ended.wait(0.5):
+                return
+
+    def wait_until_shut_down(self) -> None:
+        self._stopping.wait()
+        self._released.wait()
+
+    def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self._stopping.is_set():
+            self._stopped_at = now
+            self._stopping.set()
+            threading.Thread(target=self._shut_down, name="shutdown", daemon=False).start()
+            self._on_stop()
+        elif now - self._stopped_at > _SAME_REQUEST_SECONDS:
+            self._hurry.set()
+
+    def _shut_down(self) -> None:
+        logger.info("shutting down: jobs save and stop")
+        try:
+            if self._supervisors is not None:
+                self._supervisors.shut_down(_SHUTDOWN_SECONDS, self._hurry)
+        finally:
+            self._released.set()
+
+    def _describe(self) -> dict[str, Any]:
+        settings = self._settings
+        device = "cuda" if self._gpus else "cpu"
+        probe = EngineProbe(
+            device,
+            environment=trainer_environment("probe", extra_names=settings.trainer.environment),
+        )
+        slots = settings.node.cpu_slots
+        if slots is None:
+            slots = 0 if self._gpus else 1
+        kinds = (["cuda"] if self._gpus else []) + (["cpu"] if slots else [])
+        return {
+            "name": settings.node.node_name,
+            "boot_id": boot_id(),
+            "hostname": socket.gethostname(),
+            "version": _VERSION,
+            "device_kinds": kinds,
+            "cpu_slots": slots,
+            "gpus": [gpu.as_json() for gpu in self._gpus],
+            "engines": probe.result(),
+            "roots": [str(root) for root in settings.storage.roots],
+            "private_roots": settings.private_storage,
+            "artifact_url": settings.artifact_url,
+        }
+
+    def _register(self) -> Registration | None:
+        delay = 0.2
+        while not self.stopping:
+            try:
+                return self._client.register(self._description)
+            except ApiUnavailable as error:
+                logger.warning("the node cannot register yet: %s", error)
+            self._stopping.wait(delay)
+            delay = min(delay * 2, 5.0)
+        return None
+
+    def _beat(self) -> None:
+        assert self._registration is not None
+        assert self._supervisors is not None
+        draining = False
+        while not self._stopping.wait(self._registration.heartbeat_interval_seconds):
+            try:
+                answer = self._client.node_heartbeat(
+                    self._registration.node_id, self._supervisors.active()
+                )
+            except ApiUnavailable as error:
+                logger.warning("node heartbeat: %s", error)
+                continue
+            except ApiRefused as error:
+                logger.error("node heartbeat: %s", error)
+                if error.status == 404:
+                    self._register_again()
+                continue
+            if answer.wanted == "drain" and not draining:
+                logger.info("the node drains: it is given no more jobs")
+                self._supervisors.stop_keeping_spare()
+            draining = answer.wanted == "drain"
+
+    def _register_again(self) -> None:
+        """The API does not know the node any more; under its name it gets the same id back."""
+        try:
+            again = self._client.register(self._description)
+        except (ApiUnavailable, ApiRefused) as error:
+            logger.error("the node cannot register again: %s", error)
+            return
+        assert self._registration is not None
+        if again.queue != self._registration.queue:
+            logger.error("the API gave the node a new id; restart the worker to take it up")
+
+    def _watch(self) -> None:
+        assert self._supervisors is not None
+        while not self._stopping.wait(_TICK_SECONDS):
+            try:
+                self._supervisors.tick()
+            except OSError:
+                logger.exception("the supervisors could not be looked after this time")

@@ -1,0 +1,224 @@
+"""The worker's side of the HTTP contract, typed, with its errors told apart.
+
+Four things can happen to a call, and a supervisor acts differently on each: it is answered; the API
+is away or unwell (``ApiUnavailable``, to be tried again); the attempt belongs to somebody else or
+has ended (``StaleAttempt``, the end of this supervisor); or the call itself is wrong
+(``ApiRefused``).
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+__all__ = [
+    "ApiClient",
+    "ApiRefused",
+    "ApiUnavailable",
+    "Claim",
+    "HeartbeatAnswer",
+    "NodeAnswer",
+    "Registration",
+    "ResumePoint",
+    "SequenceGap",
+    "StaleAttempt",
+    "Wanted",
+    "retrying",
+]
+
+Wanted = Literal["run", "pause", "cancel"]
+T = TypeVar("T")
+Answer = TypeVar("Answer", bound=BaseModel)
+
+_TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+
+
+class ApiUnavailable(Exception):
+    """The API did not answer, or said that it cannot now. Trying again may help."""
+
+
+class ApiRefused(Exception):
+    """The API understood and said no; ``status`` is the HTTP status, the message its reason."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{message} (HTTP {status})")
+        self.status = status
+
+
+class StaleAttempt(Exception):
+    """The attempt is claimed by another supervisor, or has ended: nothing may be written to it."""
+
+
+class SequenceGap(Exception):
+    """Records are missing before those that were sent; ``expected`` is the next the API takes."""
+
+    def __init__(self, expected: int) -> None:
+        super().__init__(f"the API expects record {expected} next")
+        self.expected = expected
+
+
+class _Answer(BaseModel):
+    # An API newer than this worker may say more.
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class Registration(_Answer):
+    node_id: str
+    queue: str
+    heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
+
+
+class NodeAnswer(_Answer):
+    wanted: str = "run"
+
+
+class ResumePoint(_Answer):
+    """A checkpoint in the artifact store: its step, its folder's URL and what is in it."""
+
+    step: int
+    url: str
+    manifest: dict[str, Any] | list[dict[str, Any]] | None = None
+
+
+class Claim(_Answer):
+    """An attempt that is now this supervisor's: everything it needs to run it."""
+
+    attempt_id: str
+    job_id: str
+    attempt: int
+    fencing_token: int | str
+    spec: dict[str, Any]
+    wanted: Wanted = "run"
+    lease_seconds: float = Field(gt=0)
+    heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
+    artifact_prefix: str
+    resume_from: ResumePoint | None = None
+    device: str = "cpu"
+    gpu_indices: list[int] = []
+
+
+class HeartbeatAnswer(_Answer):
+    wanted: Wanted = "run"
+    lease_seconds: float = Field(gt=0)
+
+
+class _Acknowledged(_Answer):
+    acknowledged_seq: int
+
+
+class _Artifact(_Answer):
+    artifact_id: str
+
+
+class _Finished(_Answer):
+    job_status: str = ""
+
+
+class ApiClient:
+    """Calls one API as one node. Safe to share between threads."""
+
+    def __init__(self, url: str, key: str, *, timeout: float = 10.0) -> None:
+        self._http = httpx.Client(
+            base_url=url.rstrip("/") + "/v1",
+            headers={"Authorization": f"Bearer {key}"},
+            timeout=timeout,
+            # The API is where it is said to be, whatever a proxy variable says of the rest.
+            trust_env=False,
+        )
+
+    def close(self) -> None:
+        self._http.close()
+
+    def register(self, description: dict[str, Any]) -> Registration:
+        return self._post("/nodes/register", description, Registration)
+
+    def node_heartbeat(self, node_id: str, active_attempts: Sequence[str]) -> NodeAnswer:
+        body = {"active_attempts": list(active_attempts)}
+        return self._post(f"/nodes/{node_id}/heartbeat", body, NodeAnswer)
+
+    def claim(self, attempt_id: str, *, node_id: str, supervisor: str) -> Claim:
+        body = {"node_id": node_id, "supervisor": supervisor}
+        return self._post(f"/attempts/{attempt_id}/claim", body, Claim)
+
+    def heartbeat(
+        self, attempt_id: str, token: int | str, *, phase: str | None, step: int | None
+    ) -> HeartbeatAnswer:
+        body = {"fencing_token": token, "phase": phase, "step": step}
+        return self._post(f"/attempts/{attempt_id}/heartbeat", body, HeartbeatAnswer)
+
+    def telemetry(
+        self, attempt_id: str, token: int | str, first_seq: int, records: Sequence[dict[str, Any]]
+    ) -> int:
+        """Sends records numbered from ``first_seq``; returns the last number the API has."""
+        body = {"fencing_token": token, "first_seq": first_seq, "records": list(records)}
+        answer = self._post(f"/attempts/{attempt_id}/telemetry", body, _Acknowledged)
+        return answer.acknowledged_seq
+
+    def artifact(self, attempt_id: str, token: int | str, artifact: dict[str, Any]) -> str:
+        body = {"fencing_token": token, **artifact}
+        return self._post(f"/attempts/{attempt_id}/artifacts", body, _Artifact).artifact_id
+
+    def finish(self, attempt_id: str, token: int | str, outcome: dict[str, Any]) -> str:
+        """Ends the attempt; returns the job's status."""
+        body = {"fencing_token": token, **outcome}
+        return self._post(f"/attempts/{attempt_id}/finish", body, _Finished).job_status
+
+    def _post(self, path: str, body: dict[str, Any], answer: type[Answer]) -> Answer:
+        try:
+            response = self._http.post(path, json=body)
+        except httpx.HTTPError as error:
+            raise ApiUnavailable(f"POST {path}: {error or type(error).__name__}") from error
+        if response.is_success:
+            try:
+                return answer.model_validate_json(response.content)
+            except ValidationError as error:
+                # A proxy's page in place of the API's answer, most likely.
+                raise ApiUnavailable(f"POST {path}: not the expected answer: {error}") from error
+        problem = _problem(response)
+        message = str(problem.get("detail") or problem.get("title") or response.reason_phrase)
+        if response.status_code in _TRY_AGAIN:
+            raise ApiUnavailable(f"POST {path}: {message} (HTTP {response.status_code})")
+        if response.status_code in (409, 410):
+            expected = problem.get("expected_seq")
+            if isinstance(expected, int):
+                raise SequenceGap(expected)
+            raise StaleAttempt(message)
+        raise ApiRefused(response.status_code, f"POST {path}: {message}")
+
+
+def retrying(
+    call: Callable[[], T],
+    *,
+    stop: threading.Event,
+    first_delay: float = 0.1,
+    longest_delay: float = 5.0,
+    on_failure: Callable[[Exception, float], None] | None = None,
+) -> T | None:
+    """Calls until it is answered, waiting longer after each ``ApiUnavailable``, with jitter.
+
+    Returns None when ``stop`` was set first. Other errors are raised.
+    """
+    delay = first_delay
+    while not stop.is_set():
+        try:
+            return call()
+        except ApiUnavailable as error:
+            pause = delay * random.uniform(0.7, 1.3)
+            if on_failure is not None:
+                on_failure(error, pause)
+            stop.wait(pause)
+            delay = min(delay * 2, longest_delay)
+    return None
+
+
+def _problem(response: httpx.Response) -> dict[str, Any]:
+    try:
+        value = response.json()
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,154 @@
+"""The folder of one attempt on this node: the seam between agent, supervisor and its successor.
+
+Whatever a supervisor must not forget when it dies is a small file here, written whole before it is
+relied upon. From these files the agent tells living supervisors from dead ones after any restart,
+and a successor closes an attempt whose supervisor is gone.
+
+=================== ============================================================================
+``supervisor.json`` who supervises: process id, start time, boot, nonce; the job and attempt
+``supervisor.lock`` held by the supervisor as long as it lives: never two of them
+``claim.json``      the API's answer to the claim, fencing token included (0600)
+``started.json``    the trainer was told to begin; from here on the attempt is never begun again
+``lease.json``      until when, on the boot clock, the trainer may run
+``spool/``          records on their way to the API
+``stdout.log`` ...  what the trainer printed
+``uploads/``        hard links to checkpoints on their way to the artifact store
+``work/``           the trainer's workdir
+``registered.json`` artifacts that the API has
+``outcome.json``    how it ended, before the API knows
+``finished.json``   the API knows (or disowned the attempt): nothing is left to do
+=================== ============================================================================
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from octrain_worker.clock import boot_id
+from octrain_worker.supervisor.process_tree import is_alive, read_process
+
+__all__ = ["AttemptFolder", "SupervisorRecord", "read_json", "write_private"]
+
+
+@dataclass(frozen=True)
+class SupervisorRecord:
+    """Which process supervises which attempt.
+
+    ``nonce`` is what it claims with: a successor uses the same, for to the API it is the same
+    supervisor. ``marker`` is in the environment of every process of its trainer.
+    """
+
+    attempt_id: str
+    job_id: str
+    attempt: int
+    nonce: str
+    marker: str
+    pid: int
+    start_ticks: int
+    boot: str
+
+    @classmethod
+    def of_this_process(
+        cls, attempt_id: str, job_id: str, attempt: int, *, nonce: str, marker: str
+    ) -> SupervisorRecord:
+        process = read_process(os.getpid())
+        assert process is not None
+        return cls(
+            attempt_id=attempt_id,
+            job_id=job_id,
+            attempt=attempt,
+            nonce=nonce,
+            marker=marker,
+            pid=process.pid,
+            start_ticks=process.start_ticks,
+            boot=boot_id(),
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.boot == boot_id() and is_alive(self.pid, self.start_ticks)
+
+
+class AttemptFolder:
+    """Paths and small files of one attempt."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.claim = path / "claim.json"
+        self.started = path / "started.json"
+        self.lease = path / "lease.json"
+        self.outcome = path / "outcome.json"
+        self.registered = path / "registered.json"
+        self.finished = path / "finished.json"
+        self.spec = path / "spec.json"
+        self.spool = path / "spool"
+        self.stdout = path / "stdout.log"
+        self.stderr = path / "stderr.log"
+        self.uploads = path / "uploads"
+        self.work = path / "work"
+        self._record = path / "supervisor.json"
+        self._lock = path / "supervisor.lock"
+
+    @property
+    def attempt_id(self) -> str:
+        return self.path.name
+
+    def create(self) -> None:
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.work.mkdir(exist_ok=True)
+
+    def lock(self) -> int | None:
+        """Becomes the one supervisor of this folder; None when another lives. The descriptor must
+        stay open; the kernel lets go of the lock when the process ends, however it ends."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return descriptor
+
+    def write_record(self, record: SupervisorRecord) -> None:
+        write_private(self._record, asdict(record))
+
+    def read_record(self) -> SupervisorRecord | None:
+        value = read_json(self._record)
+        return SupervisorRecord(**value) if value is not None else None
+
+    def write_finished(self, how: str) -> None:
+        """``how``: reported, disowned or refused. The work is no longer needed."""
+        write_private(self.finished, {"how": how, "time": time.time()})
+
+    def remove_bulk(self) -> None:
+        """Gives the disk space back; the small files stay to be looked at until pruned."""
+        for folder in (self.work, self.uploads, self.spool):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def write_private(target: Path, value: Any) -> None:
+    """Writes JSON that only this user may read, as a whole or not at all."""
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(target)
+
+
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; None when there is no such file or it is not JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,46 @@
+"""The lease: until when, on this machine's boot clock, the trainer may run.
+
+The API grants durations, never times, so clocks need not agree. A duration counts from before the
+request was sent: the API's own count starts later, so this side always ends first. The trainer is
+told to save and stop a while before the end, and is gone at the end, whether or not the API can be
+reached: another attempt may start right after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octrain_worker.clock import Clock, boot_time
+
+__all__ = ["Lease"]
+
+_LONGEST_STOP_MARGIN = 120.0
+_LONGEST_KILL_MARGIN = 10.0
+
+
+@dataclass
+class Lease:
+    """One attempt's lease; times are seconds of ``clock``."""
+
+    clock: Clock = boot_time
+    ends_at: float = 0.0
+    seconds: float = 0.0
+
+    def grant(self, sent_at: float, seconds: float) -> None:
+        """The API answered a request sent at ``sent_at`` with ``seconds`` of lease."""
+        self.ends_at = max(self.ends_at, sent_at + seconds)
+        self.seconds = seconds
+
+    @property
+    def stop_at(self) -> float:
+        """When the trainer is to save and stop: a third before the end, at most two minutes."""
+        return self.ends_at - min(self.seconds / 3, _LONGEST_STOP_MARGIN)
+
+    @property
+    def kill_at(self) -> float:
+        """When whatever still runs is killed."""
+        return self.ends_at - min(self.seconds / 10, _LONGEST_KILL_MARGIN)
+
+    @property
+    def stopping(self) -> bool:
+        return self.clock() >= self.stop_at

@@ -1,0 +1,128 @@
+"""What a supervisor's threads know of the API: the wanted state, the lease, whether it is disowned.
+
+The heartbeat thread lives here. It goes on through everything else the supervisor does (a long
+download, the killing of a stubborn trainer, uploads), for the lease must not end meanwhile.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, StaleAttempt, Wanted
+from octrain_worker.attempt_folder import AttemptFolder, write_private
+from octrain_worker.clock import boot_id
+from octrain_worker.supervisor.lease import Lease
+
+__all__ = ["Link"]
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 2.0
+_SAY_AFTER_SECONDS = 10.0
+
+
+class Link:
+    """One attempt's connection. Attributes are read by every thread, written as noted."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        folder: AttemptFolder,
+        token: int | str,
+        *,
+        lease: Lease,
+        wanted: Wanted,
+        interval: float,
+        poke: Callable[[], None],
+    ) -> None:
+        self.client = client
+        self.attempt_id = folder.attempt_id
+        self.token = token
+        self.lease = lease
+        self.wanted: Wanted = wanted
+        # Why nothing may be written any more; written once, by whichever thread learns it.
+        self.stale: str | None = None
+        # Set by the main thread for the heartbeats to carry.
+        self.phase: str | None = None
+        self.step: int | None = None
+        # Events from any thread, for the main thread to spool.
+        self.notes: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        # Set when the threads are to end.
+        self.closed = threading.Event()
+        self.training = True
+        self._folder = folder
+        self._interval = interval
+        self._poke = poke
+        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._write_lease()
+        self._thread.start()
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def disown(self, why: str) -> None:
+        """The API says that the attempt is not this supervisor's."""
+        if self.stale is None:
+            logger.warning("attempt %s is disowned: %s", self.attempt_id, why)
+            self.stale = why
+            self.closed.set()
+        self._poke()
+
+    def note(self, kind: str, message: str, **data: Any) -> None:
+        """An event for the job's history."""
+        logger.info("%s: %s", kind, message)
+        record = {"type": "event", "time": time.time(), "kind": kind}
+        self.notes.put({**record, "message": message[:4000], "data": data})
+        self._poke()
+
+    def end_of_training(self) -> None:
+        """No process of the trainer lives: the lease no longer guards anything on this machine."""
+        self.training = False
+        self._folder.lease.unlink(missing_ok=True)
+
+    def _beat(self) -> None:
+        away_since: float | None = None
+        said = False
+        pause = self._interval
+        while not self.closed.wait(pause):
+            sent_at = self.lease.clock()
+            try:
+                answer = self.client.heartbeat(
+                    self.attempt_id, self.token, phase=self.phase, step=self.step
+                )
+            except StaleAttempt as error:
+                self.disown(str(error))
+                return
+            except (ApiUnavailable, ApiRefused) as error:
+                away_since = sent_at if away_since is None else away_since
+                if not said and sent_at - away_since >= _SAY_AFTER_SECONDS:
+                    said = True
+                    logger.warning("the API is away, training goes on: %s", error)
+                pause = min(self._interval, _RETRY_SECONDS)
+                continue
+            self.lease.grant(sent_at, answer.lease_seconds)
+            self._write_lease()
+            if said and away_since is not None:
+                seconds = round(self.lease.clock() - away_since, 1)
+                message = f"the API could not be reached for {seconds} s; training went on"
+                self.note("api_was_unreachable", message, seconds=seconds)
+            away_since, said, pause = None, False, self._interval
+            if answer.wanted != self.wanted:
+                self.wanted = answer.wanted
+                self._poke()
+
+    def _write_lease(self) -> None:
+        if not self.training:
+            return
+        try:
+            write_private(self._folder.lease, {"ends_at": self.lease.ends_at, "boot": boot_id()})
+        except OSError as error:
+            # Only the agent's second look at a frozen supervisor needs it.
+            logger.warning("the lease could not be written down: %s", error)
