@@ -22,7 +22,8 @@ def current_scale(amax: Tensor, fp8_max: float, *, power_of_two: bool = False) -
     that is not above it.
     """
     usable = torch.isfinite(amax) & (amax > 0)
-    scale = fp8_max / amax
+    # Not `fp8_max / amax`: PyTorch takes that as a reciprocal and a product, rounded twice.
+    scale = torch.full_like(amax, fp8_max) / amax
     scale = torch.where(torch.isinf(scale), FLOAT32_MAX, scale)
     if power_of_two:
         scale = scale.view(torch.int32).bitwise_and(-(1 << 23)).view(torch.float32)

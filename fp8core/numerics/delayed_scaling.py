@@ -91,7 +91,8 @@ class AmaxHistory:
 def delayed_scale(amax: Tensor, previous: Tensor, scaled_max: float) -> Tensor:
     """The new scales for ``amax`` (fp32, any shape), ``previous`` where the amax gives none."""
     usable = torch.isfinite(amax) & (amax > 0)
-    fresh = torch.where(usable, scaled_max / amax, previous)
+    # Not `scaled_max / amax`: PyTorch takes that as a reciprocal and a product, rounded twice.
+    fresh = torch.where(usable, torch.full_like(amax, scaled_max) / amax, previous)
     return torch.where(torch.isinf(fresh), FLOAT32_MAX, fresh)
 
 

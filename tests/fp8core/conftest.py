@@ -1,0 +1,79 @@
+"""An FP8 cast written from the format's definition, for tests to compare with, in float64.
+
+It knows nothing of torch. A format is the list of its non-negative values, made code by code from
+the formula; a cast is a search in that list.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+
+@dataclass(frozen=True)
+class ReferenceFormat:
+    """One FP8 format: the values of the codes 0 to 127 (NaN and infinities as such)."""
+
+    name: str
+    dtype: torch.dtype
+    values: tuple[float, ...]
+
+    @property
+    def finite(self) -> np.ndarray:
+        return np.array([value for value in self.values if math.isfinite(value)])
+
+    @property
+    def max(self) -> float:
+        return float(self.finite[-1])
+
+    def cast(self, numbers: np.ndarray) -> np.ndarray:
+        """Nearest value, ties to the even code, saturating; NaN and the sign of zero stay."""
+        numbers = np.asarray(numbers, dtype=np.float64)
+        size = np.minimum(np.abs(np.nan_to_num(numbers, nan=0.0, posinf=np.inf)), self.max)
+        upper = np.searchsorted(self.finite, size)  # first value not below
+        lower = np.maximum(upper - 1, 0)
+        above, below = self.finite[upper] - size, size - self.finite[lower]
+        even_is_upper = upper % 2 == 0
+        take_upper = (above < below) | ((above == below) & even_is_upper)
+        nearest = np.where(take_upper, self.finite[upper], self.finite[lower])
+        return np.where(np.isnan(numbers), np.nan, np.copysign(nearest, numbers))
+
+
+def _e4m3(code: int) -> float:
+    exponent, mantissa = code >> 3, code & 7
+    if code == 0x7F:
+        return math.nan
+    if exponent == 0:
+        return mantissa * 2.0**-9
+    return (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+
+
+def _e5m2(code: int) -> float:
+    exponent, mantissa = code >> 2, code & 3
+    if exponent == 31:
+        return math.inf if mantissa == 0 else math.nan
+    if exponent == 0:
+        return mantissa * 2.0**-16
+    return (1 + mantissa / 4) * 2.0 ** (exponent - 15)
+
+
+REFERENCE_FORMATS = {
+    "E4M3": ReferenceFormat("E4M3", torch.float8_e4m3fn, tuple(map(_e4m3, range(128)))),
+    "E5M2": ReferenceFormat("E5M2", torch.float8_e5m2, tuple(map(_e5m2, range(128)))),
+}
+
+
+@pytest.fixture(scope="session")
+def reference_formats() -> dict[str, ReferenceFormat]:
+    """Both formats by name."""
+    return REFERENCE_FORMATS
+
+
+@pytest.fixture(params=["E4M3", "E5M2"])
+def reference_format(request: pytest.FixtureRequest) -> ReferenceFormat:
+    """Each format in turn."""
+    return REFERENCE_FORMATS[request.param]
