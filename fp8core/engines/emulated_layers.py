@@ -9,8 +9,8 @@ A Linear has three GEMMs, each of two operands:
 An FP8 GEMM multiplies FP8 values, sums in fp32, multiplies by the two inverse scales, adds the
 bias and rounds once to the activation's dtype. Products of FP8 values are exact in fp32, so only
 the order of summation tells it from a tensor core. Roundings at the edges are those of Transformer
-Engine: the input is brought to the activation dtype before its cast, the weight is cast from its
-own dtype, the bias is rounded to the activation dtype, and gradients leave in that dtype too.
+Engine (seen in its traces on an H200): input and weight are cast from the dtype they arrive in, the
+bias is rounded to the activation dtype, and gradients leave in that dtype too.
 """
 
 from __future__ import annotations
@@ -139,10 +139,11 @@ class _Float8Linear(torch.autograd.Function):
         fprop_high, dgrad_high, wgrad_high = linear_pass.override
         needs_input_grad, needs_weight_grad = ctx.needs_input_grad[:2]
         with torch.autocast(input.device.type, enabled=False):
-            flat = input.reshape(-1, input.shape[-1]).to(dtype)
+            given = input.reshape(-1, input.shape[-1])
+            flat = given.to(dtype) if fprop_high or wgrad_high else given
             input_fp8 = weight_fp8 = None
             if not (fprop_high and wgrad_high):
-                input_fp8 = linear_pass.quantize(flat, "input")
+                input_fp8 = linear_pass.quantize(given, "input")
             if not (fprop_high and dgrad_high):
                 weight_fp8 = linear_pass.quantize(weight, "weight")
 

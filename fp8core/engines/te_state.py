@@ -66,7 +66,7 @@ class OwnDelayedState:
 
 
 class ScaleInterval:
-    """Gives ``interval`` its meaning: scales change only on every ``interval``-th update.
+    """Gives ``interval`` its meaning: scales change at the first, then each ``interval``-th update.
 
     Transformer Engine recomputes scales at each update. On the updates between, the scales held
     from the last due one are put back; the histories have advanced all the same.
@@ -79,11 +79,11 @@ class ScaleInterval:
 
     def after_update(self, direction: str, scales: list[Tensor]) -> None:
         """Call once after each update of ``direction``, its scales always in the same order."""
+        due = self.updates[direction] % self.interval == 0
         self.updates[direction] += 1
         if self.interval == 1:
             return
         held = self._held[direction]
-        due = self.updates[direction] % self.interval == 0
         if due:
             self._held[direction] = [scale.clone() for scale in scales]
             return

@@ -7,9 +7,9 @@ parameters under bf16 autocast) and an attention block (bf16 parameters), 20 ste
 combination of history 1, 4, 16; max, most_recent; margin 0, 2; HYBRID, E4M3. Step 7 feeds zeros,
 step 11 one inf, step 15 one outlier of 1000 times the rest.
 
-``te_scales.safetensors`` holds, for every setting, model and layer, the scales ``[steps, columns]``
-and, for histories longer than one (a history of one is its staging row, which an update clears),
-the amax histories ``[steps, length, columns]`` after each update. ``te_tensors.safetensors`` holds,
+``te_scales.safetensors`` holds, for every setting, model, layer and direction, the amaxes staged
+for each update ``[steps, columns]``, and after it the scales ``[steps, columns]`` and the last amax
+history ``[length, columns]``. ``te_tensors.safetensors`` holds,
 for three settings, every tensor a layer read and wrote at each step. ``te_meta.json`` says with
 what they were recorded.
 """
@@ -61,7 +61,8 @@ class Attention(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         heads = [
-            getattr(self, name)(x).view(2, TOKENS // 2, 2, WIDTH // 2).transpose(1, 2)
+            # A clone each, so that every layer's own grad_input is seen and not their sum.
+            getattr(self, name)(x.clone()).view(2, TOKENS // 2, 2, WIDTH // 2).transpose(1, 2)
             for name in ("query", "key", "value")
         ]
         mixed = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
@@ -107,7 +108,7 @@ def record(kind: str, history: int, algorithm: str, margin: int, fmt: str) -> tu
             output.register_hook(
                 lambda g: seen.__setitem__(f"{name}/grad_output", g.detach().clone())
             )
-            if inputs[0].requires_grad and (inputs[0].is_leaf or kind == "mlp"):
+            if inputs[0].requires_grad:
                 inputs[0].register_hook(
                     lambda g: seen.__setitem__(f"{name}/grad_input", g.detach().clone())
                 )
@@ -117,6 +118,17 @@ def record(kind: str, history: int, algorithm: str, margin: int, fmt: str) -> tu
     if full:
         for name in layers:
             watch(name)
+
+    update = FP8GlobalStateManager.reduce_and_update_fp8_tensors
+
+    def logged_update(forward: bool = True) -> None:
+        direction = "fwd" if forward else "bwd"
+        for name, layer in layers.items():
+            staged = layer.fp8_meta[f"scaling_{direction}"].amax_history[0]
+            logs.setdefault(f"{name}/{direction}/amax", []).append(staged.cpu().clone())
+        update(forward=forward)
+
+    FP8GlobalStateManager.reduce_and_update_fp8_tensors = logged_update
     for step in range(STEPS):
         seen.clear()
         optimizer.zero_grad(set_to_none=True)
@@ -131,10 +143,6 @@ def record(kind: str, history: int, algorithm: str, margin: int, fmt: str) -> tu
             for direction in ("fwd", "bwd"):
                 state = layer.fp8_meta[f"scaling_{direction}"]
                 logs.setdefault(f"{name}/{direction}/scale", []).append(state.scale.cpu().clone())
-                if history > 1:
-                    logs.setdefault(f"{name}/{direction}/history", []).append(
-                        state.amax_history.cpu().clone()
-                    )
             if full:
                 seen[f"{name}/grad_weight"] = layer.weight.grad.detach().clone()
         if full:
@@ -144,7 +152,12 @@ def record(kind: str, history: int, algorithm: str, margin: int, fmt: str) -> tu
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         if all(bool(torch.isfinite(g).all()) for g in gradients):
             optimizer.step()
+    FP8GlobalStateManager.reduce_and_update_fp8_tensors = update
     stacked = {key: torch.stack(values) for key, values in logs.items()}
+    for name, layer in layers.items():
+        for direction in ("fwd", "bwd"):
+            history_now = layer.fp8_meta[f"scaling_{direction}"].amax_history
+            stacked[f"{name}/{direction}/history"] = history_now.cpu().clone()
     return stacked, tensors
 
 

@@ -124,7 +124,7 @@ def test_interval_changes_scales_only_when_due_while_histories_advance() -> None
         changed = [
             index for index in range(9) if scales[index] != (scales[index - 1] if index else 1.0)
         ]
-        assert changed == [2, 5, 8], scales
+        assert changed == [0, 3, 6], scales
 
 
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
