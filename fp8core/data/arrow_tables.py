@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+
 from fp8core.data.records import (
     Fields,
     RecordChecker,

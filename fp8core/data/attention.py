@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fp8core.data.batch import Batch
 from torch import Tensor
+
+from fp8core.data.batch import Batch
 
 __all__ = ["attention_mask_for", "model_inputs"]
 

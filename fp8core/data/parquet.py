@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
 from fp8core.data.arrow_tables import check_schema, check_table
 from fp8core.data.order import Groups
 from fp8core.data.records import Record, RecordChecker, invalid
