@@ -1,0 +1,128 @@
+"""`python -m octrain_api serve|controller|migrate|create-key`."""
+
+import argparse
+import asyncio
+import json
+import logging
+import sys
+
+from octrain_api.settings import Settings
+
+SCOPES = ("jobs:read", "jobs:write", "admin", "node")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m octrain_api", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    serve = commands.add_parser("serve", help="serve the HTTP API")
+    serve.add_argument("--host", default="127.0.0.1")
+    serve.add_argument("--port", type=int, default=8000)
+    commands.add_parser("controller", help="run the scheduler, the relay and the reconciler")
+    commands.add_parser("migrate", help="bring the database's schema to this version")
+    create = commands.add_parser("create-key", help="make an API key and print it as JSON")
+    create.add_argument("--name", required=True)
+    create.add_argument("--owner", required=True)
+    create.add_argument("--scopes", required=True, help=f"of {', '.join(SCOPES)}; by commas")
+    options = parser.parse_args(arguments)
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    settings = Settings()
+    match options.command:
+        case "serve":
+            return _serve(settings, options.host, options.port)
+        case "controller":
+            return _controller(settings)
+        case "migrate":
+            return _migrate(settings)
+        case _:
+            return _create_key(settings, options.name, options.owner, options.scopes)
+
+
+def _serve(settings: Settings, host: str, port: int) -> int:
+    import uvicorn
+
+    from octrain_api.app import create_app
+    from octrain_api.migrate import SchemaMismatch, check_schema
+
+    async def check() -> None:
+        from octrain_api.database import Database
+
+        database = Database(settings.database)
+        try:
+            async with database.session() as session:
+                await check_schema(session)
+        finally:
+            await database.close()
+
+    try:
+        asyncio.run(check())
+    except SchemaMismatch as error:
+        print(error, file=sys.stderr)
+        return 3
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=5
+    )
+
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: object = None) -> None:
+            # Open streams end first: uvicorn would wait for them.
+            app.state.context.listener.close()
+            await super().shutdown(sockets)  # type: ignore[arg-type]
+
+    server = Server(config)
+    server.run()
+    return 0 if server.started else 1
+
+
+def _controller(settings: Settings) -> int:
+    from octrain_api.controller.main import run
+    from octrain_api.migrate import SchemaMismatch
+
+    try:
+        asyncio.run(run(settings))
+    except SchemaMismatch as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+def _migrate(settings: Settings) -> int:
+    from octrain_api.migrate import head_revision, migrate
+
+    migrate(settings.database)
+    print(f"the database is at schema {head_revision()}")
+    return 0
+
+
+def _create_key(settings: Settings, name: str, owner: str, scopes: str) -> int:
+    from octrain_api.database import Database
+    from octrain_api.keys.schemas import KeyRequest
+    from octrain_api.keys.service import KeyService
+
+    wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
+    unknown = sorted(set(wanted) - set(SCOPES))
+    if unknown or not wanted:
+        print(
+            f"no such scope: {', '.join(unknown)}; there are {', '.join(SCOPES)}", file=sys.stderr
+        )
+        return 2
+    request = KeyRequest.model_validate({"name": name, "owner": owner, "scopes": wanted})
+
+    async def make() -> dict[str, str]:
+        database = Database(settings.database)
+        try:
+            async with database.transaction() as session:
+                key = await KeyService(session).create(request)
+        finally:
+            await database.close()
+        return {"id": key.id, "key": key.key}
+
+    print(json.dumps(asyncio.run(make())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""What readers see of artifacts."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class FileObject(BaseModel):
+    """One file of an artifact."""
+
+    path: str
+    size: int
+    sha256: str
+
+
+class ArtifactObject(BaseModel):
+    """Files that an attempt made."""
+
+    id: str
+    job_id: str
+    attempt: int
+    kind: str = Field(description="checkpoint, model, report, conversion or log")
+    name: str
+    step: int | None
+    best: bool
+    size: int = Field(description="bytes of all its files")
+    sha256: str | None = Field(description="of its only file; null when there are several")
+    files: list[FileObject]
+    url: str
+    created_at: datetime
+
+
+class ArtifactList(BaseModel):
+    """The artifacts of a job, oldest first."""
+
+    items: list[ArtifactObject]
+
+
+class ConversionReport(BaseModel):
+    """What was converted and what was not, and why: one row for every linear and norm layer."""
+
+    attempt: int
+    rows: list[dict[str, Any]]

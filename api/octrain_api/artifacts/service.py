@@ -1,0 +1,99 @@
+"""Artifacts for readers: the list, the files, the conversion report."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.artifacts import store
+from octrain_api.artifacts.repository import ArtifactRepository
+from octrain_api.artifacts.schemas import ArtifactObject, ConversionReport, FileObject
+from octrain_api.models import Artifact
+from octrain_api.problems import Problem, not_found
+from octrain_api.settings import Settings
+
+_REPORT_LIMIT = 64 * 2**20
+
+
+class ArtifactService:
+    """Reads what the repository knows and the store holds. The caller has checked the owner."""
+
+    def __init__(self, session: AsyncSession, settings: Settings) -> None:
+        self._artifacts = ArtifactRepository(session)
+        self._root = settings.storage.artifact_url
+
+    async def list_of(self, job_id: str, kind: str | None) -> list[ArtifactObject]:
+        """The artifacts of a job, oldest first."""
+        return [_artifact_object(a) for a in await self._artifacts.list_of(job_id, kind)]
+
+    async def file(
+        self, job_id: str, artifact_id: str, path: str
+    ) -> tuple[dict[str, Any], Path | Iterator[bytes]]:
+        """A registered file's row and where its bytes are: a local path, or the bytes."""
+        artifact = await self._artifacts.get(job_id, artifact_id)
+        if artifact is None:
+            raise not_found("artifact", artifact_id)
+        return await self._open(artifact, path)
+
+    async def conversion(self, job_id: str) -> ConversionReport:
+        """The newest conversion report of a job."""
+        artifact = await self._artifacts.newest(job_id, "conversion")
+        if artifact is None:
+            raise Problem(404, "not-found", "Not found", "This job has no conversion report (yet).")
+        row, content = await self._open(artifact, artifact.files[0]["path"])
+        if row["size"] > _REPORT_LIMIT:
+            raise Problem(
+                404,
+                "report-too-large",
+                "Not found",
+                f"The report has {row['size']} bytes; download it as artifact {artifact.id}.",
+            )
+        if isinstance(content, Path):
+            data = await asyncio.to_thread(content.read_bytes)
+        else:
+            data = await asyncio.to_thread(b"".join, content)
+        parsed = json.loads(data)
+        rows = parsed["rows"] if isinstance(parsed, dict) else parsed
+        return ConversionReport(attempt=artifact.attempt, rows=rows)
+
+    async def _open(
+        self, artifact: Artifact, path: str
+    ) -> tuple[dict[str, Any], Path | Iterator[bytes]]:
+        # Only what was registered is served: a path is looked up, never built.
+        row = next((file for file in artifact.files if file["path"] == path), None)
+        if row is None:
+            raise not_found("file", path)
+        if artifact.url.startswith("file:"):
+            local = await asyncio.to_thread(store.local_file, artifact.url, path, self._root)
+            if local is not None:
+                return row, local
+        elif await asyncio.to_thread(store.exists, artifact.url, path):
+            return row, store.read(artifact.url, path)
+        raise Problem(
+            404,
+            "file-not-in-store",
+            "Not found",
+            f"The file {path!r} is registered, but this server's artifact store does not hold it: "
+            "it was removed, or lies in a store that only its node reaches.",
+        )
+
+
+def _artifact_object(artifact: Artifact) -> ArtifactObject:
+    files = [FileObject(**file) for file in artifact.files]
+    return ArtifactObject(
+        id=artifact.id,
+        job_id=artifact.job_id,
+        attempt=artifact.attempt,
+        kind=artifact.kind,
+        name=artifact.name,
+        step=artifact.step,
+        best=artifact.best,
+        size=artifact.size,
+        sha256=files[0].sha256 if len(files) == 1 else None,
+        files=files,
+        url=artifact.url,
+        created_at=artifact.created_at,
+    )

@@ -1,0 +1,127 @@
+"""Attempts and their outbox rows in the database."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from sqlalchemy import delete, select
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.database import database_now
+from octrain_api.models import Artifact, Attempt, Job, Node, Outbox, fencing_tokens
+
+
+class AttemptRepository:
+    """Reads, writes and locks attempts."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def job_id_of(self, attempt_id: str, owner: str) -> str | None:
+        """The attempt's job, if the attempt was placed on a node of this owner."""
+        statement = (
+            select(Attempt.job_id)
+            .join(Node, Node.id == Attempt.node_id)
+            .where(Attempt.id == attempt_id, Node.owner == owner)
+        )
+        return (await self._session.scalars(statement)).one_or_none()
+
+    async def lock(self, attempt_id: str) -> Attempt:
+        """The attempt with its row locked; its job's row is locked already."""
+        statement = (
+            select(Attempt)
+            .where(Attempt.id == attempt_id)
+            .with_for_update()
+            .execution_options(populate_existing=True)
+        )
+        return (await self._session.scalars(statement)).one()
+
+    async def next_fencing_token(self) -> int:
+        """A token larger than every one before."""
+        token: int = await self._session.scalar(select(fencing_tokens.next_value()))  # type: ignore[assignment]
+        return token
+
+    async def add(self, attempt: Attempt, outbox: Outbox) -> None:
+        """Store a placed attempt and the message that tells its node."""
+        self._session.add(attempt)
+        await self._session.flush()
+        self._session.add(outbox)
+        await self._session.flush()
+
+    async def forget_message(self, attempt_id: str) -> None:
+        """The message is no longer needed: the attempt is claimed or has ended."""
+        await self._session.execute(delete(Outbox).where(Outbox.attempt_id == attempt_id))
+
+    async def claim(self, attempt: Attempt, supervisor: str) -> None:
+        """Mark the attempt as claimed now and start its lease."""
+        now = await database_now(self._session)
+        attempt.status = "running"
+        attempt.supervisor = supervisor
+        attempt.claimed_at = now
+        attempt.last_heartbeat_at = now
+        attempt.lease_expires_at = now + timedelta(seconds=attempt.lease_seconds)
+        await self._session.flush()
+
+    async def renew(self, attempt: Attempt, job: Job, forced_lease: int) -> int:
+        """Renew the lease and return the seconds it now has.
+
+        Past the deadline of a cancel it is not renewed beyond deadline + `forced_lease`, so that a
+        supervisor that is alive but does not end its trainer loses the attempt all the same.
+        """
+        now = await database_now(self._session)
+        expires = now + timedelta(seconds=attempt.lease_seconds)
+        if job.cancel_deadline_at is not None:
+            expires = min(expires, job.cancel_deadline_at + timedelta(seconds=forced_lease))
+        attempt.lease_expires_at = expires
+        attempt.last_heartbeat_at = now
+        attempt.unreachable_since = None
+        await self._session.flush()
+        return max(int((expires - now).total_seconds()), 1)
+
+    async def end(
+        self,
+        attempt: Attempt,
+        *,
+        outcome: str,
+        reason: str,
+        detail: str | None = None,
+        exit_code: int | None = None,
+    ) -> None:
+        """Close the attempt: from now on every write with its token is refused."""
+        attempt.status = "ended"
+        attempt.outcome = outcome
+        attempt.reason = reason
+        attempt.detail = detail
+        attempt.exit_code = exit_code
+        attempt.ended_at = await database_now(self._session)
+        attempt.lease_expires_at = None
+        attempt.unreachable_since = None
+        await self._session.flush()
+        await self.forget_message(attempt.id)
+
+    async def newest_checkpoint(self, job_id: str) -> Artifact | None:
+        """The registered checkpoint with the highest step; of equal ones the newest."""
+        statement = (
+            select(Artifact)
+            .where(Artifact.job_id == job_id, Artifact.kind == "checkpoint")
+            .where(Artifact.step.is_not(None))
+            .order_by(Artifact.step.desc(), Artifact.created_at.desc())
+            .limit(1)
+        )
+        return (await self._session.scalars(statement)).one_or_none()
+
+    async def find_artifact(self, attempt_id: str, kind: str, name: str) -> Artifact | None:
+        """The artifact that this attempt registered under this name."""
+        statement = select(Artifact).where(
+            Artifact.attempt_id == attempt_id, Artifact.kind == kind, Artifact.name == name
+        )
+        return (await self._session.scalars(statement)).one_or_none()
+
+    async def add_artifact(self, artifact: Artifact) -> None:
+        """Register an artifact."""
+        self._session.add(artifact)
+        await self._session.flush()
+
+    async def live_of_node(self, node_id: str) -> Sequence[Attempt]:
+        """The attempts that are placed or running on a node."""
+        statement = select(Attempt).where(Attempt.node_id == node_id, Attempt.status != "ended")
+        return (await self._session.scalars(statement)).all()

@@ -1,0 +1,198 @@
+"""What supervisors send and get."""
+
+from typing import Annotated, Any, Literal
+
+from fp8core.spec.outcomes import Outcome, Reason
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from octrain_api.numbers import Number
+
+Wanted = Literal["run", "pause", "cancel"]
+Name = Annotated[str, Field(min_length=1, max_length=512)]
+
+
+class ClaimRequest(BaseModel):
+    """A supervisor takes the attempt that was placed on its node."""
+
+    node_id: str
+    supervisor: str = Field(min_length=8, max_length=128, description="a nonce of this supervisor")
+
+
+class ResumeFrom(BaseModel):
+    """The checkpoint to go on from."""
+
+    step: int
+    url: str
+    manifest: dict[str, Any]
+
+
+class Claim(BaseModel):
+    """Everything a supervisor needs to run the attempt. All times are durations."""
+
+    attempt_id: str
+    job_id: str
+    attempt: int
+    fencing_token: int
+    spec: dict[str, Any]
+    wanted: Wanted
+    lease_seconds: int
+    heartbeat_interval_seconds: int
+    artifact_prefix: str
+    resume_from: ResumeFrom | None
+    device: str
+    gpu_indices: list[int]
+
+
+class Fenced(BaseModel):
+    """Every write after the claim carries the token of the claim."""
+
+    fencing_token: int
+
+
+class HeartbeatRequest(Fenced):
+    """The supervisor lives; what its trainer does."""
+
+    phase: str | None = Field(default=None, max_length=64)
+    step: int | None = Field(default=None, ge=0)
+
+
+class HeartbeatAnswer(BaseModel):
+    """What is wanted of the attempt, and for how long it may go on without another answer."""
+
+    wanted: Wanted
+    lease_seconds: int
+
+
+class TelemetryRequest(Fenced):
+    """Records `first_seq`, `first_seq + 1`, ... of the supervisor's own numbering."""
+
+    first_seq: int = Field(ge=1)
+    records: list[dict[str, Any]] = Field(max_length=20_000)
+
+
+class TelemetryAnswer(BaseModel):
+    """The last record that is stored."""
+
+    acknowledged_seq: int
+
+
+class ArtifactFile(BaseModel):
+    """One file of an artifact, by its path below the artifact's URL."""
+
+    path: str = Field(min_length=1, max_length=1024)
+    size: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class ArtifactRequest(Fenced):
+    """Files that lie complete in the artifact store."""
+
+    kind: Literal["checkpoint", "model", "report", "conversion", "log"]
+    name: str = Field(min_length=1, max_length=256)
+    step: int | None = Field(default=None, ge=0)
+    url: str = Field(min_length=1, max_length=4096)
+    best: bool = False
+    files: list[ArtifactFile] = Field(min_length=1, max_length=100_000)
+
+
+class ArtifactAnswer(BaseModel):
+    """The registered artifact."""
+
+    artifact_id: str
+
+
+class FinishRequest(Fenced):
+    """How the attempt ended."""
+
+    outcome: Outcome
+    reason: Reason
+    detail: str | None = None
+    step: int | None = Field(default=None, ge=0)
+    exit_code: int | None = None
+    resumable: bool = False
+
+
+class FinishAnswer(BaseModel):
+    """What became of the job."""
+
+    job_status: str
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+
+class MetricsRecord(_Record):
+    """Values of one step."""
+
+    type: Literal["metrics"]
+    step: int = Field(ge=0)
+    values: dict[Name, Number] = Field(max_length=20_000)
+
+
+class ProgressRecord(_Record):
+    """How far the trainer is."""
+
+    type: Literal["progress"]
+    step: int = Field(ge=0)
+    total_steps: int | None = Field(default=None, ge=0)
+    tokens: int | None = Field(default=None, ge=0)
+    eta_seconds: float | None = Field(default=None, allow_inf_nan=False)
+
+
+class PhaseRecord(_Record):
+    """What the trainer does now."""
+
+    type: Literal["phase"]
+    phase: str = Field(max_length=64)
+
+
+class EventRecord(_Record):
+    """Something that the trainer or the supervisor tells."""
+
+    type: Literal["event"]
+    kind: str = Field(max_length=64)
+    message: str = Field(default="", max_length=65_536)
+    data: dict[str, Any] = {}
+
+
+class CheckpointRecord(_Record):
+    """The trainer has written a checkpoint; it can be used once registered as an artifact."""
+
+    type: Literal["checkpoint"]
+    step: int
+    path: str
+    kind: str = "periodic"
+    best: bool = False
+    metric: Number | None = None
+
+
+class ArtifactRecord(_Record):
+    """The trainer has written files; they can be read once registered as an artifact."""
+
+    type: Literal["artifact"]
+    kind: str
+    path: str
+    step: int | None = None
+
+
+class LogRecord(_Record):
+    """A line of the trainer's output."""
+
+    type: Literal["log"]
+    stream: str = Field(default="stdout", max_length=32)
+    time: float = Field(default=0.0, allow_inf_nan=False)
+    text: str = ""
+
+
+Record = Annotated[
+    MetricsRecord
+    | ProgressRecord
+    | PhaseRecord
+    | EventRecord
+    | CheckpointRecord
+    | ArtifactRecord
+    | LogRecord,
+    Field(discriminator="type"),
+]
+record_adapter: TypeAdapter[Record] = TypeAdapter(Record)

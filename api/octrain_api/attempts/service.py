@@ -1,0 +1,230 @@
+"""The worker protocol: every write after the claim is guarded by the attempt's fencing token."""
+
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.artifacts.store import check_registration
+from octrain_api.attempts.repository import AttemptRepository
+from octrain_api.attempts.schemas import (
+    ArtifactRequest,
+    Claim,
+    ClaimRequest,
+    FinishRequest,
+    HeartbeatAnswer,
+    HeartbeatRequest,
+    ResumeFrom,
+    TelemetryRequest,
+    Wanted,
+)
+from octrain_api.attempts.telemetry import TelemetryWriter
+from octrain_api.events.repository import EventRepository
+from octrain_api.ids import new_id
+from octrain_api.jobs import endings
+from octrain_api.jobs.repository import JobRepository
+from octrain_api.jobs.transitions import Actor, Status
+from octrain_api.models import Artifact, Attempt, Job
+from octrain_api.nodes.repository import NodeRepository
+from octrain_api.numbers import clean_text
+from octrain_api.problems import Problem, conflict, not_found
+from octrain_api.settings import Settings
+
+_WANTED: dict[str, Wanted] = {Status.PAUSING: "pause", Status.CANCELLING: "cancel"}
+
+
+def wanted_of(job: Job) -> Wanted:
+    """What the job's state asks of its live attempt."""
+    return _WANTED.get(job.status, "run")
+
+
+def _stale(detail: str, **extra: Any) -> Problem:
+    return conflict("stale-attempt", detail, **extra)
+
+
+class AttemptService:
+    """Claims, heartbeats, telemetry, artifacts and the finish of attempts on one owner's nodes."""
+
+    def __init__(self, session: AsyncSession, settings: Settings, owner: str) -> None:
+        self._session = session
+        self._settings = settings
+        self._owner = owner
+        self._attempts = AttemptRepository(session)
+        self._jobs = JobRepository(session)
+
+    async def _lock(self, attempt_id: str) -> tuple[Job, Attempt]:
+        job_id = await self._attempts.job_id_of(attempt_id, self._owner)
+        job = await self._jobs.lock(job_id) if job_id is not None else None
+        if job is None:
+            raise not_found("attempt", attempt_id)
+        return job, await self._attempts.lock(attempt_id)
+
+    async def _lock_fenced(self, attempt_id: str, token: int) -> tuple[Job, Attempt]:
+        """The locked rows, if the token is that of the claim and the attempt lives."""
+        job, attempt = await self._lock(attempt_id)
+        self._check_token(attempt, token)
+        if attempt.status == "ended":
+            raise _stale(
+                f"Attempt {attempt.number} has ended ({attempt.reason}); nothing is written to it.",
+                attempt_status=attempt.status,
+            )
+        return job, attempt
+
+    @staticmethod
+    def _check_token(attempt: Attempt, token: int) -> None:
+        if attempt.claimed_at is None or attempt.fencing_token != token:
+            raise _stale("The fencing token is not that of this attempt's claim.")
+
+    async def claim(self, attempt_id: str, request: ClaimRequest) -> Claim:
+        """Give the attempt to the first supervisor that asks; the same one may ask again."""
+        job, attempt = await self._lock(attempt_id)
+        if attempt.node_id != request.node_id:
+            raise _stale("This attempt was placed on another node.")
+        if attempt.status == "ended":
+            raise _stale(f"Attempt {attempt.number} has ended ({attempt.reason}).")
+        supervisor = clean_text(request.supervisor)
+        if attempt.claimed_at is not None and attempt.supervisor != supervisor:
+            raise _stale("Another supervisor has claimed this attempt.")
+        if attempt.claimed_at is None:
+            await self._attempts.claim(attempt, supervisor)
+            await self._attempts.forget_message(attempt.id)
+            job.avoid_nodes = []
+            node = await NodeRepository(self._session).get(attempt.node_id)
+            await EventRepository(self._session).append(
+                job,
+                kind="claimed",
+                actor=Actor.SUPERVISOR,
+                message=f"Node {node.name if node else attempt.node_id} took the attempt.",
+                attempt=attempt.number,
+                data={"attempt_id": attempt.id, "node_id": attempt.node_id},
+            )
+        checkpoint = await self._attempts.newest_checkpoint(job.id)
+        return Claim(
+            attempt_id=attempt.id,
+            job_id=job.id,
+            attempt=attempt.number,
+            fencing_token=attempt.fencing_token,
+            spec=job.spec,
+            wanted=wanted_of(job),
+            lease_seconds=attempt.lease_seconds,
+            heartbeat_interval_seconds=self._settings.controller.heartbeat_interval,
+            artifact_prefix=artifact_prefix(attempt),
+            resume_from=_resume_from(checkpoint) if checkpoint is not None else None,
+            device=attempt.device,
+            gpu_indices=attempt.gpu_indices,
+        )
+
+    async def heartbeat(self, attempt_id: str, request: HeartbeatRequest) -> HeartbeatAnswer:
+        """Renew the lease and say what is wanted."""
+        job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
+        if attempt.unreachable_since is not None:
+            await EventRepository(self._session).append(
+                job,
+                kind="node_reachable",
+                actor=Actor.SUPERVISOR,
+                message="The supervisor is heard again.",
+                attempt=attempt.number,
+            )
+        phase = clean_text(request.phase) if request.phase is not None else attempt.phase
+        step = request.step if request.step is not None else attempt.step
+        if (phase, step) != (attempt.phase, attempt.step):
+            attempt.phase, attempt.step = phase, step
+            job.version += 1
+        lease = await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
+        return HeartbeatAnswer(wanted=wanted_of(job), lease_seconds=lease)
+
+    async def telemetry(self, attempt_id: str, request: TelemetryRequest) -> int:
+        """Store each record exactly once; the number of the last one stored."""
+        job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
+        expected = attempt.acknowledged_seq + 1
+        if request.first_seq > expected:
+            raise conflict(
+                "sequence-gap",
+                f"Records {expected} to {request.first_seq - 1} are missing.",
+                expected_seq=expected,
+            )
+        new = request.records[expected - request.first_seq :]
+        if new:
+            attempt.acknowledged_seq += len(new)
+            await TelemetryWriter(self._session, job, attempt).write(expected, new)
+        return attempt.acknowledged_seq
+
+    async def register_artifact(self, attempt_id: str, request: ArtifactRequest) -> str:
+        """Register files in the store; the same name again gives the same artifact."""
+        job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
+        known = await self._attempts.find_artifact(attempt.id, request.kind, request.name)
+        if known is not None:
+            return known.id
+        node = await NodeRepository(self._session).get(attempt.node_id)
+        check_registration(
+            request.url,
+            [file.path for file in request.files],
+            stores=[self._settings.storage.artifact_url, (node.artifact_url or "") if node else ""],
+            prefix=artifact_prefix(attempt),
+        )
+        artifact = Artifact(
+            id=new_id("art"),
+            job_id=job.id,
+            attempt_id=attempt.id,
+            attempt=attempt.number,
+            kind=request.kind,
+            name=clean_text(request.name),
+            step=request.step,
+            best=request.best,
+            url=request.url,
+            size=sum(file.size for file in request.files),
+            files=[file.model_dump() for file in request.files],
+        )
+        await self._attempts.add_artifact(artifact)
+        await EventRepository(self._session).append(
+            job,
+            kind="artifact",
+            actor=Actor.SUPERVISOR,
+            message=f"Registered {artifact.kind} {artifact.name!r}.",
+            attempt=attempt.number,
+            data={
+                "artifact_id": artifact.id,
+                "kind": artifact.kind,
+                "name": artifact.name,
+                "step": artifact.step,
+                "size": artifact.size,
+                "best": artifact.best,
+            },
+        )
+        return artifact.id
+
+    async def finish(self, attempt_id: str, request: FinishRequest) -> str:
+        """End the attempt and move the job on; the job's status after it."""
+        job, attempt = await self._lock(attempt_id)
+        self._check_token(attempt, request.fencing_token)
+        report = request.model_dump(mode="json", exclude={"fencing_token"})
+        report["detail"] = clean_text(report["detail"]) if report["detail"] is not None else None
+        if attempt.status == "ended":
+            if attempt.finish_report == report:
+                return job.status
+            raise _stale(f"Attempt {attempt.number} has ended ({attempt.reason}).")
+        attempt.finish_report = report
+        if request.step is not None:
+            attempt.step = request.step
+        await self._attempts.end(
+            attempt,
+            outcome=request.outcome,
+            reason=request.reason,
+            detail=report["detail"],
+            exit_code=request.exit_code,
+        )
+        await endings.after_finish(self._session, job, attempt, request.outcome, request.resumable)
+        return job.status
+
+
+def artifact_prefix(attempt: Attempt) -> str:
+    """The folder of the store that belongs to this attempt alone."""
+    return f"jobs/{attempt.job_id}/attempts/{attempt.number}"
+
+
+def _resume_from(checkpoint: Artifact) -> ResumeFrom:
+    assert checkpoint.step is not None
+    return ResumeFrom(
+        step=checkpoint.step,
+        url=checkpoint.url,
+        manifest={"complete": True, "step": checkpoint.step, "files": checkpoint.files},
+    )

@@ -1,0 +1,161 @@
+"""What a batch of telemetry records changes: metrics, logs, progress, phase, events."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.attempts.schemas import (
+    ArtifactRecord,
+    CheckpointRecord,
+    EventRecord,
+    LogRecord,
+    MetricsRecord,
+    PhaseRecord,
+    ProgressRecord,
+    Record,
+    record_adapter,
+)
+from octrain_api.events.repository import EventRepository
+from octrain_api.jobs import transitions
+from octrain_api.jobs.transitions import Actor, Status
+from octrain_api.listener import notify_job
+from octrain_api.logs.repository import LogRepository
+from octrain_api.metrics.repository import MetricRepository, Points
+from octrain_api.models import Attempt, Job
+from octrain_api.numbers import clean, clean_text, encode
+
+
+class TelemetryWriter:
+    """Stores one batch of a locked attempt of a locked job.
+
+    Records of one kind become one chunk, numbered in the job's stream after the batch's events, so
+    that one row per series and batch is written whatever the number of steps in it.
+    """
+
+    def __init__(self, session: AsyncSession, job: Job, attempt: Attempt) -> None:
+        self._session = session
+        self._job = job
+        self._attempt = attempt
+        self._points: dict[str, Points] = {}
+        self._lines: list[tuple[float, str, str]] = []
+
+    async def write(self, first_seq: int, records: Sequence[dict[str, Any]]) -> None:
+        """Store the records; the caller has cut off those that are stored already."""
+        changed = False
+        for offset, raw in enumerate(records):
+            try:
+                record = record_adapter.validate_python(raw)
+            except ValidationError as error:
+                await self._refuse(first_seq + offset, raw, error)
+                continue
+            changed = await self._take(record) or changed
+        await self._flush_metrics()
+        await self._flush_logs()
+        if changed or self._points or self._lines:
+            self._job.version += 1
+            await notify_job(self._session, self._job.id)
+        await self._session.flush()
+
+    async def _take(self, record: Record) -> bool:
+        """Apply one record; whether the job's row changed without an event."""
+        match record:
+            case MetricsRecord():
+                await self._training_began()
+                for name, value in record.values.items():
+                    steps, values = self._points.setdefault(clean_text(name), ([], []))
+                    steps.append(record.step)
+                    values.append(value)
+                return False
+            case ProgressRecord():
+                await self._training_began()
+                self._progress(record)
+                return True
+            case PhaseRecord():
+                self._attempt.phase = clean_text(record.phase)
+                if record.phase == "training":
+                    await self._training_began()
+                await self._event("phase", f"The trainer is {self._attempt.phase}.", {})
+                return True
+            case EventRecord():
+                await self._event(record.kind, record.message, record.data)
+            case CheckpointRecord():
+                await self._event(
+                    "checkpoint",
+                    f"The trainer wrote a checkpoint at step {record.step}.",
+                    record.model_dump(exclude={"type"}),
+                )
+            case ArtifactRecord():
+                await self._event(
+                    "artifact_written",
+                    f"The trainer wrote its {record.kind}.",
+                    record.model_dump(exclude={"type"}),
+                )
+            case LogRecord():
+                line = (record.time, clean_text(record.stream), clean_text(record.text))
+                self._lines.append(line)
+        return False
+
+    async def _training_began(self) -> None:
+        if self._job.status == Status.STARTING:
+            await transitions.apply(
+                self._session,
+                self._job,
+                Status.RUNNING,
+                Actor.SUPERVISOR,
+                attempt=self._attempt,
+                message="Training began.",
+            )
+
+    def _progress(self, record: ProgressRecord) -> None:
+        job = self._job
+        self._attempt.step = record.step
+        job.step = record.step
+        job.eta_seconds = record.eta_seconds
+        if record.total_steps is not None:
+            job.total_steps = record.total_steps
+        if record.tokens is not None:
+            job.tokens = record.tokens
+
+    async def _event(self, kind: str, message: str, data: dict[str, Any]) -> None:
+        # `status` belongs to the transition table alone.
+        kind = "trainer_status" if kind == "status" else clean_text(kind)
+        await EventRepository(self._session).append(
+            self._job,
+            kind=kind,
+            actor="trainer",
+            message=clean_text(message),
+            attempt=self._attempt.number,
+            data=clean(data),
+        )
+
+    async def _refuse(self, seq: int, raw: dict[str, Any], error: ValidationError) -> None:
+        """One bad record stops neither the batch nor the training, but it is told."""
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        await self._event(
+            "record_refused",
+            f"Telemetry record {seq} was not understood: {where}: {first['msg']}",
+            {"seq": seq, "type": str(raw.get("type"))[:64]},
+        )
+
+    async def _flush_metrics(self) -> None:
+        if not self._points:
+            return
+        job = self._job
+        job.sequence += 1
+        await MetricRepository(self._session).append(
+            job.id, self._attempt.number, job.sequence, self._points
+        )
+        newest = {name: encode(values[-1]) for name, (_, values) in self._points.items()}
+        job.latest_metrics = {**job.latest_metrics, **newest}
+
+    async def _flush_logs(self) -> None:
+        if not self._lines:
+            return
+        job = self._job
+        job.sequence += 1
+        await LogRepository(self._session).append(
+            job, self._attempt.number, job.sequence, self._lines
+        )

@@ -1,0 +1,42 @@
+"""What an endpoint can ask for: the application's context and the session of this request."""
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import Depends, Request
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.database import Database
+from octrain_api.listener import JobListener
+from octrain_api.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """What lives as long as the process."""
+
+    settings: Settings
+    database: Database
+    listener: JobListener
+
+
+def get_context(request: Request) -> Context:
+    """The context that the application was made with."""
+    context = request.app.state.context
+    assert isinstance(context, Context)
+    return context
+
+
+ContextDep = Annotated[Context, Depends(get_context)]
+
+
+async def get_session(context: ContextDep) -> AsyncIterator[AsyncSession]:
+    """One session per request, committed when the endpoint returns: services never commit."""
+    async with context.database.session() as session:
+        yield session
+        await session.commit()
+
+
+# scope="function": the commit comes before the answer is sent, so that an answer is never a lie.
+SessionDep = Annotated[AsyncSession, Depends(get_session, scope="function")]

@@ -1,0 +1,21 @@
+"""The job of a path, as far as the key may see it."""
+
+from typing import Annotated
+
+from fastapi import Depends
+
+from octrain_api.auth import Reader
+from octrain_api.dependencies import SessionDep
+from octrain_api.jobs.repository import JobRepository
+from octrain_api.models import Job
+from octrain_api.problems import not_found
+
+
+async def _visible_job(job_id: str, session: SessionDep, principal: Reader) -> Job:
+    job = await JobRepository(session).get(job_id, principal.visible_owner)
+    if job is None:
+        raise not_found("job", job_id)
+    return job
+
+
+VisibleJob = Annotated[Job, Depends(_visible_job)]

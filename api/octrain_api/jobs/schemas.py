@@ -1,0 +1,103 @@
+"""What the job endpoints take and give."""
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from octrain_api.jobs.transitions import Status
+from octrain_api.pagination import Page
+
+EXAMPLE_SPEC: dict[str, Any] = {
+    "name": "first-fp8-run",
+    "labels": {"team": "nlp"},
+    "model": {
+        "source": "config",
+        "config": {
+            "model_type": "llama",
+            "vocab_size": 512,
+            "hidden_size": 64,
+            "intermediate_size": 176,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+    },
+    "data": {"source": "builtin", "name": "python_topics"},
+    "recipe": {
+        "engine": "emulated",
+        "fp8_format": "HYBRID",
+        "amax_history_len": 16,
+        "amax_compute_algo": "max",
+    },
+    "training": {"steps": 50, "batch_size": 4, "sequence_length": 64},
+}
+
+
+class Progress(BaseModel):
+    """How far a job is, as its trainer last said."""
+
+    step: int
+    total_steps: int | None
+    tokens: int
+    eta_seconds: float | None = Field(description="seconds left, as the trainer estimates")
+
+
+class AttemptSummary(BaseModel):
+    """One run of the job on one node."""
+
+    id: str
+    number: int
+    node: str = Field(description="the node's name")
+    status: str = Field(description="placed, running or ended")
+    phase: str | None = Field(description="what the trainer last said it was doing")
+    device: str
+    created_at: datetime
+    started_at: datetime | None = Field(description="when a supervisor claimed it")
+    ended_at: datetime | None
+    outcome: str | None
+    reason: str | None
+    detail: str | None
+    step: int | None
+    unreachable_since: datetime | None
+
+
+class JobObject(BaseModel):
+    """A job and everything that a row of a dashboard shows."""
+
+    id: str
+    name: str | None
+    labels: dict[str, str]
+    notes: str
+    priority: int
+    owner: str
+    status: Status
+    is_final: bool
+    reason: str | None
+    detail: str | None = Field(description="the reason, for a person")
+    progress: Progress
+    latest_metrics: dict[str, float | str] = Field(
+        description='newest value of each metric; "NaN", "Infinity" and "-Infinity" are strings'
+    )
+    attempts: list[AttemptSummary]
+    attempt: int = Field(description="number of the current or last attempt, 0 before the first")
+    restarts: int = Field(description="restarts used, of limits.max_restarts")
+    waiting_for: str | None = Field(description="what a queued job waits for, as of the last tick")
+    queue_position: int | None = Field(description="1 for the next one; null when not queued")
+    version: int = Field(description="rises with every visible change")
+    last_event: int = Field(description="the newest id of the job's stream")
+    device: str | None = Field(description="the device kind chosen at placement")
+    created_at: datetime
+    started_at: datetime | None = Field(description="when its training first began")
+    ended_at: datetime | None
+    spec: dict[str, Any] = Field(description="the spec with every default filled in")
+    links: dict[str, str]
+
+
+class JobList(Page):
+    """One page of jobs, newest first."""
+
+    items: list[JobObject]

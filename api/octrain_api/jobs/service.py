@@ -1,0 +1,244 @@
+"""What users do with jobs: submit, cancel, pause, resume."""
+
+import asyncio
+import hashlib
+import json
+from typing import Any
+
+from fp8core.spec import SpecInvalid, parse_spec
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.attempts.repository import AttemptRepository
+from octrain_api.auth import Principal
+from octrain_api.controller.placement import never_fits
+from octrain_api.database import lock_name
+from octrain_api.events.repository import EventRepository
+from octrain_api.ids import new_id
+from octrain_api.jobs import transitions
+from octrain_api.jobs.checks import check_files
+from octrain_api.jobs.repository import JobRepository
+from octrain_api.jobs.transitions import FINAL, Actor, Status
+from octrain_api.listener import notify_queue
+from octrain_api.models import Attempt, Job
+from octrain_api.nodes.repository import NodeRepository
+from octrain_api.problems import Problem, ProblemError, conflict, not_found
+from octrain_api.settings import Settings
+
+
+def _invalid(errors: list[ProblemError]) -> Problem:
+    detail = errors[0].message if len(errors) == 1 else f"{len(errors)} things are wrong."
+    return Problem(422, "spec-invalid", "The job's spec is not valid", detail, errors=errors)
+
+
+def _no_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")
+
+
+def parse_body(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request body; 422 for anything else."""
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(
+            [ProblemError(pointer="", message=f"the body is not JSON: {error}", code="json")]
+        ) from error
+    if not isinstance(value, dict):
+        message = "the body must be a JSON object: the job's spec"
+        raise _invalid([ProblemError(pointer="", message=message, code="type")])
+    return value
+
+
+class JobService:
+    """One owner's jobs, or every owner's for an administrator."""
+
+    def __init__(self, session: AsyncSession, settings: Settings, principal: Principal) -> None:
+        self._session = session
+        self._settings = settings
+        self._principal = principal
+        self._jobs = JobRepository(session)
+        self._attempts = AttemptRepository(session)
+
+    async def submit(
+        self, body: dict[str, Any], idempotency_key: str | None, allow_waiting: bool
+    ) -> tuple[Job, bool]:
+        """Check and store a job; the job and whether it is new."""
+        digest = hashlib.sha256(
+            json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+        ).hexdigest()
+        if idempotency_key is not None:
+            replay = await self._replay(idempotency_key, digest)
+            if replay is not None:
+                return replay, False
+        spec = await self._check(body, allow_waiting)
+        job = await self._jobs.add(
+            Job(
+                id=new_id("job"),
+                owner=self._principal.owner,
+                name=spec["name"],
+                labels=spec["labels"],
+                notes=spec["notes"],
+                priority=spec["priority"],
+                spec=spec,
+                status=Status.QUEUED.value,
+                total_steps=spec["training"]["steps"],
+                waiting_for="the scheduler",
+                idempotency_key=idempotency_key,
+                idempotency_hash=digest if idempotency_key is not None else None,
+            )
+        )
+        await EventRepository(self._session).append(
+            job,
+            kind="status",
+            actor=self._who,
+            message="Submitted.",
+            data={"from": None, "to": Status.QUEUED.value, "reason": None, "detail": None},
+        )
+        await notify_queue(self._session)
+        return job, True
+
+    @property
+    def _who(self) -> str:
+        return f"user:{self._principal.owner}"
+
+    async def _replay(self, key: str, digest: str) -> Job | None:
+        owner = self._principal.owner
+        await lock_name(self._session, f"idempotency {owner} {key}")
+        job = await self._jobs.find_idempotent(owner, key)
+        if job is not None and job.idempotency_hash != digest:
+            raise Problem(
+                422,
+                "idempotency-key-reused",
+                "Idempotency-Key used before",
+                "This Idempotency-Key was sent before with another body; use a new key.",
+                job_id=job.id,
+            )
+        return job
+
+    async def _check(self, body: dict[str, Any], allow_waiting: bool) -> dict[str, Any]:
+        """The resolved spec; 422 with every problem found."""
+        try:
+            spec = parse_spec(body).resolved()
+        except SpecInvalid as error:
+            raise _invalid(
+                [
+                    ProblemError(
+                        pointer=p.pointer, message=p.message, code=p.code, suggestion=p.suggestion
+                    )
+                    for p in error.problems
+                ]
+            ) from error
+        errors = _not_offered(spec)
+        rows = await NodeRepository(self._session).all_with_liveness(
+            self._settings.controller.heartbeat_ttl
+        )
+        nodes = [node for node, _ in rows]
+        storage = self._settings.storage
+        errors += await asyncio.to_thread(
+            check_files,
+            spec,
+            storage.roots,
+            [root for node in nodes for root in node.roots],
+            storage.data_check_bytes,
+        )
+        if errors:
+            raise _invalid(errors)
+        if not allow_waiting:
+            self._check_capable(spec, nodes)
+        return spec
+
+    @staticmethod
+    def _check_capable(spec: dict[str, Any], nodes: list[Any]) -> None:
+        refusals = never_fits(spec, nodes)
+        if refusals is not None:
+            raise Problem(
+                422,
+                "no-capable-node",
+                "No registered node can run this job",
+                "; ".join(refusals) + ". Send ?allow_waiting=true to queue it all the same.",
+                errors=[
+                    ProblemError(pointer="/resources", message=message, code="no_capable_node")
+                    for message in refusals
+                ],
+            )
+
+    async def _lock(self, job_id: str) -> tuple[Job, Attempt | None]:
+        job = await self._jobs.lock(job_id, self._principal.visible_owner)
+        if job is None:
+            raise not_found("job", job_id)
+        return job, await self._jobs.live_attempt(job.id)
+
+    async def cancel(self, job_id: str) -> Job:
+        """Ask for the end of a job. Asking again, or after the end, changes nothing."""
+        job, attempt = await self._lock(job_id)
+        if job.status in FINAL or job.status == Status.CANCELLING:
+            return job
+        if attempt is not None and attempt.claimed_at is not None:
+            await self._move(job, Status.CANCELLING, "Cancel was asked for.", attempt=attempt)
+            return job
+        await self._end_unclaimed(attempt, "cancelled_by_user")
+        await self._move(job, Status.CANCELLED, "Cancelled.", reason="cancelled_by_user")
+        return job
+
+    async def pause(self, job_id: str) -> Job:
+        """Ask for a checkpoint and the release of the node. Asking again changes nothing."""
+        job, attempt = await self._lock(job_id)
+        if job.status in (Status.PAUSING, Status.PAUSED):
+            return job
+        if attempt is not None and attempt.claimed_at is not None:
+            await self._move(job, Status.PAUSING, "Pause was asked for.", attempt=attempt)
+            return job
+        if job.status not in FINAL:
+            await self._end_unclaimed(attempt, "stopped_by_request")
+        await self._move(job, Status.PAUSED, "Paused.")
+        return job
+
+    async def resume(self, job_id: str) -> Job:
+        """Put a paused job back into the queue. A job that is queued or at work stays as it is."""
+        job, _ = await self._lock(job_id)
+        if job.status in (Status.QUEUED, Status.STARTING, Status.RUNNING):
+            return job
+        await self._move(job, Status.QUEUED, "Resumed.")
+        return job
+
+    async def _end_unclaimed(self, attempt: Attempt | None, reason: str) -> None:
+        if attempt is not None:
+            await self._attempts.end(attempt, outcome="stopped", reason=reason)
+
+    async def _move(
+        self,
+        job: Job,
+        to: Status,
+        message: str,
+        *,
+        attempt: Attempt | None = None,
+        reason: str | None = None,
+    ) -> None:
+        try:
+            await transitions.apply(
+                self._session,
+                job,
+                to,
+                Actor.USER,
+                message=message,
+                attempt=attempt,
+                reason=reason,
+                who=self._who,
+            )
+        except transitions.TransitionRefused as error:
+            raise conflict(
+                "wrong-status",
+                f"The job is {job.status}; it cannot become {to.value} now: {error.why}.",
+                job_status=job.status,
+            ) from error
+
+
+def _not_offered(spec: dict[str, Any]) -> list[ProblemError]:
+    """Sources that the spec's language has and this service does not serve yet."""
+    errors = []
+    if spec["data"]["source"] == "upload":
+        message = "this server takes no uploads; use builtin, jsonl, text, parquet or huggingface"
+        errors.append(ProblemError(pointer="/data/source", message=message, code="not_offered"))
+    if spec["model"]["source"] == "job":
+        message = "this server cannot start from another job; use path, huggingface or config"
+        errors.append(ProblemError(pointer="/model/source", message=message, code="not_offered"))
+    return errors

@@ -1,0 +1,303 @@
+"""The tables. Alembic's migrations make them; `alembic check` holds the two together."""
+
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Sequence,
+    Text,
+    UniqueConstraint,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Json = dict[str, Any]
+
+
+class Base(DeclarativeBase):
+    """Names every constraint by rule, so that migrations can name them too."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    # Values that the database made (its clock's, above all) are read back with the statement.
+    __mapper_args__ = {"eager_defaults": True}  # noqa: RUF012
+    type_annotation_map = {  # noqa: RUF012 - read by SQLAlchemy
+        str: Text,
+        datetime: DateTime(timezone=True),
+        float: Double,
+        Json: JSONB,
+        list[str]: ARRAY(Text),
+        list[int]: ARRAY(Integer),
+    }
+
+
+fencing_tokens = Sequence("fencing_tokens", data_type=BigInteger, metadata=Base.metadata)
+
+
+class ApiKey(Base):
+    """A bearer key. Only its SHA-256 is stored: the key itself has 256 random bits."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    owner: Mapped[str]
+    key_hash: Mapped[str] = mapped_column(unique=True)
+    scopes: Mapped[list[str]]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    revoked_at: Mapped[datetime | None]
+
+
+class Node(Base):
+    """A machine that runs attempts, as its worker last registered it."""
+
+    __tablename__ = "nodes"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    owner: Mapped[str]
+    boot_id: Mapped[str]
+    hostname: Mapped[str]
+    version: Mapped[str]
+    device_kinds: Mapped[list[str]]
+    cpu_slots: Mapped[int]
+    gpus: Mapped[list[Json]] = mapped_column(JSONB)
+    engines: Mapped[Json]
+    roots: Mapped[list[str]]
+    private_roots: Mapped[bool]
+    artifact_url: Mapped[str | None]
+    wanted: Mapped[str] = mapped_column(server_default="run")
+    registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    last_heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    unreachable_since: Mapped[datetime | None]
+
+
+class Job(Base):
+    """One submitted job. `version` rises with every change that a reader can see."""
+
+    __tablename__ = "jobs"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    owner: Mapped[str]
+    name: Mapped[str | None]
+    labels: Mapped[Json]
+    notes: Mapped[str]
+    priority: Mapped[int]
+    spec: Mapped[Json]
+    status: Mapped[str]
+    reason: Mapped[str | None]
+    detail: Mapped[str | None]
+    device: Mapped[str | None]
+    waiting_for: Mapped[str | None]
+    version: Mapped[int] = mapped_column(BigInteger, server_default="1")
+    # One number line per job for events, metric batches and log batches: its stream's ids.
+    sequence: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    log_lines: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    step: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    total_steps: Mapped[int | None] = mapped_column(BigInteger)
+    tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    eta_seconds: Mapped[float | None]
+    latest_metrics: Mapped[Json] = mapped_column(server_default=text("'{}'::jsonb"))
+    attempt: Mapped[int] = mapped_column(server_default="0")
+    restarts: Mapped[int] = mapped_column(server_default="0")
+    avoid_nodes: Mapped[list[str]] = mapped_column(server_default=text("'{}'::text[]"))
+    cancel_deadline_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    started_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+    idempotency_key: Mapped[str | None]
+    idempotency_hash: Mapped[str | None]
+
+    __table_args__ = (
+        UniqueConstraint("owner", "idempotency_key"),
+        Index("ix_jobs_created", "created_at", "id"),
+        Index("ix_jobs_owner_created", "owner", "created_at", "id"),
+        Index(
+            "ix_jobs_queue",
+            text("priority DESC"),
+            "created_at",
+            "id",
+            postgresql_where=text("status = 'queued'"),
+        ),
+        Index(
+            "ix_jobs_placed",
+            "id",
+            postgresql_where=text("status IN ('starting', 'running', 'pausing', 'cancelling')"),
+        ),
+        Index("ix_jobs_labels", "labels", postgresql_using="gin"),
+    )
+
+
+class Attempt(Base):
+    """One run of a job on one node: `placed`, then `running` once claimed, then `ended`."""
+
+    __tablename__ = "attempts"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    number: Mapped[int]
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.id"))
+    status: Mapped[str] = mapped_column(server_default="placed")
+    fencing_token: Mapped[int] = mapped_column(BigInteger)
+    device: Mapped[str]
+    gpu_indices: Mapped[list[int]]
+    lease_seconds: Mapped[int]
+    lease_expires_at: Mapped[datetime | None]
+    last_heartbeat_at: Mapped[datetime | None]
+    unreachable_since: Mapped[datetime | None]
+    supervisor: Mapped[str | None]
+    phase: Mapped[str | None]
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    acknowledged_seq: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    outcome: Mapped[str | None]
+    reason: Mapped[str | None]
+    detail: Mapped[str | None]
+    exit_code: Mapped[int | None]
+    finish_report: Mapped[Json | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    claimed_at: Mapped[datetime | None]
+    ended_at: Mapped[datetime | None]
+
+    __table_args__ = (
+        UniqueConstraint("job_id", "number"),
+        # A job has one live attempt at most, whatever the code above does.
+        Index(
+            "uq_attempts_live",
+            "job_id",
+            unique=True,
+            postgresql_where=text("status <> 'ended'"),
+        ),
+        Index("ix_attempts_live_node", "node_id", postgresql_where=text("status <> 'ended'")),
+    )
+
+
+class Outbox(Base):
+    """A Celery message to be sent for an attempt; gone once the attempt is claimed or ends."""
+
+    __tablename__ = "outbox"
+
+    attempt_id: Mapped[str] = mapped_column(
+        ForeignKey("attempts.id", ondelete="CASCADE"), primary_key=True
+    )
+    queue: Mapped[str]
+    task_id: Mapped[str]
+    payload: Mapped[Json]
+    sendings: Mapped[int] = mapped_column(server_default="0")
+    sent_at: Mapped[datetime | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Event(Base):
+    """What happened to a job: append-only, numbered per job, also the audit trail."""
+
+    __tablename__ = "events"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    time: Mapped[datetime] = mapped_column(server_default=func.now())
+    kind: Mapped[str]
+    actor: Mapped[str]
+    message: Mapped[str]
+    attempt: Mapped[int | None]
+    data: Mapped[Json]
+
+
+class MetricSeries(Base):
+    """One metric of one attempt."""
+
+    __tablename__ = "metric_series"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    attempt: Mapped[int]
+
+    __table_args__ = (UniqueConstraint("job_id", "name", "attempt"),)
+
+
+class MetricChunk(Base):
+    """The points of one series in one telemetry batch: never rewritten."""
+
+    __tablename__ = "metric_chunks"
+
+    series_id: Mapped[int] = mapped_column(
+        ForeignKey("metric_series.id", ondelete="CASCADE"), primary_key=True
+    )
+    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    job_id: Mapped[str]
+    steps: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+    values: Mapped[list[float]] = mapped_column(ARRAY(Double))
+
+    __table_args__ = (Index("ix_metric_chunks_job", "job_id", "seq"),)
+
+
+class LogChunk(Base):
+    """The log lines of one telemetry batch, numbered `first_line`... per job."""
+
+    __tablename__ = "log_chunks"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    first_line: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    last_line: Mapped[int] = mapped_column(BigInteger)
+    seq: Mapped[int] = mapped_column(BigInteger)
+    attempt: Mapped[int]
+    times: Mapped[list[float]] = mapped_column(ARRAY(Double))
+    streams: Mapped[list[str]]
+    texts: Mapped[list[str]]
+
+    __table_args__ = (
+        Index("ix_log_chunks_seq", "job_id", "seq"),
+        Index("ix_log_chunks_last_line", "job_id", "last_line"),
+    )
+
+
+class Artifact(Base):
+    """Files that an attempt made, as its supervisor registered them."""
+
+    __tablename__ = "artifacts"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
+    attempt_id: Mapped[str] = mapped_column(ForeignKey("attempts.id", ondelete="CASCADE"))
+    attempt: Mapped[int]
+    kind: Mapped[str]
+    name: Mapped[str]
+    step: Mapped[int | None] = mapped_column(BigInteger)
+    best: Mapped[bool] = mapped_column(Boolean)
+    url: Mapped[str]
+    size: Mapped[int] = mapped_column(BigInteger)
+    files: Mapped[list[Json]] = mapped_column(JSONB)
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+    __table_args__ = (
+        UniqueConstraint("attempt_id", "kind", "name"),
+        Index("ix_artifacts_job", "job_id", "kind"),
+    )
+
+
+class ServiceClock(Base):
+    """When each part of the service was last known to live; the source of downtime."""
+
+    __tablename__ = "service_clocks"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    alive_at: Mapped[datetime]
+    up_since: Mapped[datetime]
+    counted_until: Mapped[datetime]

@@ -1,0 +1,90 @@
+"""What nodes say of themselves, and what readers see of them."""
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, Field
+
+Text = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+
+
+class Gpu(BaseModel):
+    """One CUDA device."""
+
+    index: int = Field(ge=0)
+    name: Text
+    memory_bytes: int = Field(ge=0)
+    compute_capability: str | list[int] | None = None
+
+
+class EngineState(BaseModel):
+    """Whether an engine works on the node, and if not why."""
+
+    ok: bool
+    reasons: list[str] = []
+    version: str | None = None
+
+
+class RegisterRequest(BaseModel):
+    """A worker describes its machine."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
+    boot_id: Text
+    hostname: Text
+    version: Text
+    device_kinds: list[Literal["cpu", "cuda"]]
+    cpu_slots: int = Field(ge=0, le=4096)
+    gpus: list[Gpu] = []
+    engines: dict[str, EngineState] = {}
+    roots: list[Text] = []
+    private_roots: bool = False
+    artifact_url: Text | None = None
+
+
+class RegisterAnswer(BaseModel):
+    """Which queue to consume and how often to be heard."""
+
+    node_id: str
+    queue: str
+    heartbeat_interval_seconds: int
+
+
+class NodeHeartbeatRequest(BaseModel):
+    """The node's worker lives; the attempts whose supervisors it sees alive."""
+
+    active_attempts: list[str] = Field(default=[], max_length=10_000)
+
+
+class NodeHeartbeatAnswer(BaseModel):
+    """Whether the node should go on taking attempts."""
+
+    wanted: Literal["run", "drain"]
+
+
+class NodeObject(BaseModel):
+    """A node as readers see it."""
+
+    id: str
+    name: str
+    hostname: str
+    version: str
+    live: bool = Field(description="heard within the heartbeat's time to live")
+    wanted: str
+    device_kinds: list[str]
+    cpu_slots: int
+    cpu_slots_used: int
+    gpus: list[dict[str, Any]]
+    gpus_used: list[int] = Field(description="indices of GPUs that attempts hold")
+    engines: dict[str, EngineState]
+    roots: list[str]
+    private_roots: bool
+    artifact_url: str | None
+    registered_at: datetime
+    last_heartbeat_at: datetime
+    unreachable_since: datetime | None
+
+
+class NodeList(BaseModel):
+    """Every registered node, by name."""
+
+    items: list[NodeObject]

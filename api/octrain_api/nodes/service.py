@@ -1,0 +1,102 @@
+"""Registration and heartbeats of nodes, and the list of them."""
+
+from collections import defaultdict
+
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.ids import new_id
+from octrain_api.listener import notify_queue
+from octrain_api.models import Attempt, Node
+from octrain_api.nodes.repository import NodeRepository
+from octrain_api.nodes.schemas import (
+    EngineState,
+    NodeHeartbeatAnswer,
+    NodeObject,
+    RegisterAnswer,
+    RegisterRequest,
+)
+from octrain_api.numbers import clean
+from octrain_api.problems import Problem, not_found
+from octrain_api.settings import Settings
+
+
+def queue_of(node_id: str) -> str:
+    """The Celery queue of a node."""
+    return f"node.{node_id}"
+
+
+class NodeService:
+    """Nodes belong to the owner of the key that registered them."""
+
+    def __init__(self, session: AsyncSession, settings: Settings) -> None:
+        self._session = session
+        self._settings = settings.controller
+        self._nodes = NodeRepository(session)
+
+    async def register(self, request: RegisterRequest, owner: str) -> RegisterAnswer:
+        """Store what the node says of itself; the same name keeps the same id."""
+        node = await self._nodes.lock_by_name(request.name)
+        if node is not None and node.owner != owner:
+            raise Problem(
+                403,
+                "node-name-taken",
+                "Not allowed",
+                f"A node named {request.name!r} belongs to another owner; choose another name.",
+            )
+        values = clean(request.model_dump(mode="json", exclude={"name"}))
+        if node is None:
+            node = Node(id=new_id("node"), name=request.name, owner=owner, **values)
+            await self._nodes.add(node)
+        else:
+            if node.boot_id != request.boot_id:
+                await self._nodes.expire_leases(node.id)
+            for name, value in values.items():
+                setattr(node, name, value)
+            await self._nodes.heard(node)
+        await notify_queue(self._session)
+        return RegisterAnswer(
+            node_id=node.id,
+            queue=queue_of(node.id),
+            heartbeat_interval_seconds=self._settings.heartbeat_interval,
+        )
+
+    async def heartbeat(self, node_id: str, owner: str) -> NodeHeartbeatAnswer:
+        """The node's worker is heard."""
+        node = await self._nodes.lock(node_id)
+        if node is None or node.owner != owner:
+            raise not_found("node", node_id)
+        if node.unreachable_since is not None:
+            await notify_queue(self._session)
+        await self._nodes.heard(node)
+        return NodeHeartbeatAnswer(wanted="drain" if node.wanted == "drain" else "run")
+
+    async def list_all(self) -> list[NodeObject]:
+        """Every node with its free and used slots."""
+        used: defaultdict[str, list[Attempt]] = defaultdict(list)
+        for attempt in await self._nodes.live_attempts():
+            used[attempt.node_id].append(attempt)
+        rows = await self._nodes.all_with_liveness(self._settings.heartbeat_ttl)
+        return [_node_object(node, live, used[node.id]) for node, live in rows]
+
+
+def _node_object(node: Node, live: bool, attempts: list[Attempt]) -> NodeObject:
+    return NodeObject(
+        id=node.id,
+        name=node.name,
+        hostname=node.hostname,
+        version=node.version,
+        live=live,
+        wanted=node.wanted,
+        device_kinds=node.device_kinds,
+        cpu_slots=node.cpu_slots,
+        cpu_slots_used=sum(attempt.device == "cpu" for attempt in attempts),
+        gpus=node.gpus,
+        gpus_used=sorted(index for attempt in attempts for index in attempt.gpu_indices),
+        engines={name: EngineState(**state) for name, state in node.engines.items()},
+        roots=node.roots,
+        private_roots=node.private_roots,
+        artifact_url=node.artifact_url,
+        registered_at=node.registered_at,
+        last_heartbeat_at=node.last_heartbeat_at,
+        unreachable_since=node.unreachable_since,
+    )

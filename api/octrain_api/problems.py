@@ -1,0 +1,162 @@
+"""RFC 9457 problem details for every error that leaves the service."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, Field
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+
+log = logging.getLogger("octrain_api.problems")
+
+CONTENT_TYPE = "application/problem+json"
+
+
+class ProblemError(BaseModel):
+    """One thing that is wrong in the request."""
+
+    pointer: str = Field(description="JSON pointer into the body, or /query/NAME")
+    message: str
+    code: str
+    suggestion: str | None = None
+    line: int | None = Field(default=None, description="line of the data file, from 1")
+
+
+class ProblemDetails(BaseModel):
+    """RFC 9457 problem details."""
+
+    type: str = Field(examples=["/problems/spec-invalid"])
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    errors: list[ProblemError] | None = None
+
+
+class Problem(Exception):
+    """An error to be told to the caller; `extra` members are put beside the standard ones."""
+
+    def __init__(
+        self,
+        status: int,
+        slug: str,
+        title: str,
+        detail: str,
+        *,
+        errors: Sequence[ProblemError] = (),
+        headers: Mapping[str, str] | None = None,
+        **extra: Any,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.slug = slug
+        self.title = title
+        self.detail = detail
+        self.errors = list(errors)
+        self.headers = dict(headers or {})
+        self.extra = extra
+
+
+def not_found(what: str, identifier: str) -> Problem:
+    """404 for a thing that does not exist or that this key may not see: the two look the same."""
+    return Problem(404, "not-found", "Not found", f"There is no {what} {identifier!r}.")
+
+
+def conflict(slug: str, detail: str, **extra: Any) -> Problem:
+    """409: the request is right, but not in the present state."""
+    return Problem(409, slug, "Conflict with the present state", detail, **extra)
+
+
+def response(request: Request, problem: Problem) -> JSONResponse:
+    """Render a problem."""
+    body: dict[str, Any] = {
+        "type": f"/problems/{problem.slug}",
+        "title": problem.title,
+        "status": problem.status,
+        "detail": problem.detail,
+        "instance": request.url.path,
+        **problem.extra,
+    }
+    if problem.errors:
+        body["errors"] = [e.model_dump(exclude_none=True) for e in problem.errors]
+    return JSONResponse(
+        body, status_code=problem.status, headers=problem.headers, media_type=CONTENT_TYPE
+    )
+
+
+def _pointer(location: Sequence[int | str]) -> str:
+    parts = location[1:] if location and location[0] == "body" else location
+    return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in parts)
+
+
+_TITLES = {
+    400: ("bad-request", "Bad request"),
+    404: ("not-found", "Not found"),
+    405: ("method-not-allowed", "Method not allowed"),
+    406: ("not-acceptable", "Not acceptable"),
+    413: ("body-too-large", "Body too large"),
+    415: ("unsupported-media-type", "Unsupported media type"),
+}
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the application a problem document."""
+
+    @app.exception_handler(Problem)
+    async def _problem(request: Request, error: Problem) -> JSONResponse:
+        return response(request, error)
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> JSONResponse:
+        slug, title = _TITLES.get(error.status_code, ("http-error", "Request refused"))
+        if error.status_code == 404:
+            detail = f"There is nothing at {request.url.path}."
+        elif error.status_code == 405:
+            detail = f"{request.method} is not offered at {request.url.path}."
+        else:
+            detail = str(error.detail)
+        headers = dict(error.headers or {})
+        return response(request, Problem(error.status_code, slug, title, detail, headers=headers))
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
+        errors = [
+            ProblemError(
+                pointer=_pointer(e["loc"]) or "", message=str(e["msg"]), code=str(e["type"])
+            )
+            for e in error.errors()
+        ]
+        detail = f"{len(errors)} value(s) of the request are not valid."
+        problem = Problem(422, "request-invalid", "Request not valid", detail, errors=errors)
+        return response(request, problem)
+
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(PoolTimeout)
+    async def _database(request: Request, error: Exception) -> JSONResponse:
+        log.error("database unavailable at %s %s: %s", request.method, request.url.path, error)
+        problem = Problem(
+            503,
+            "database-unavailable",
+            "Database unavailable",
+            "The database cannot be reached now; nothing was stored. Try again shortly.",
+            headers={"Retry-After": "2"},
+        )
+        return response(request, problem)
+
+    @app.exception_handler(Exception)
+    async def _unknown(request: Request, error: Exception) -> JSONResponse:
+        # What went wrong inside belongs in the log, never in the answer.
+        message = error.orig if isinstance(error, DBAPIError) else error
+        log.exception("unhandled error at %s %s: %s", request.method, request.url.path, message)
+        problem = Problem(
+            500,
+            "internal-error",
+            "Internal error",
+            "The service made an error; its log has the details.",
+        )
+        return response(request, problem)
