@@ -56,7 +56,7 @@ def number(value: float | None) -> str:
         return str(value)
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:.4g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def size(count: int | None) -> str:

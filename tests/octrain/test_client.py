@@ -1,0 +1,314 @@
+"""The client against a real socket: what it sends, what it makes of answers and of broken ones."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import octrain
+import pytest
+from octrain.client import JobFailed, OctrainError, ServerUnreachable, WaitTimeout
+from octrain.local.state import ApiState, StackState
+
+JobObject = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def client(server: Any) -> Any:
+    with octrain.Client(server.url, "oct_secret") as made:
+        yield made
+
+
+def test_create_sends_the_spec_the_key_and_an_idempotency_key(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    server.routes["POST /v1/jobs"] = lambda r: reply(job_object(status="queued"), 201)
+    spec = {"model": {"source": "path", "path": "m"}}
+    job = client.jobs.create(spec)
+    client.jobs.create(spec)
+    first, second = server.requests
+    assert (job.id, job.status) == ("job_1", "queued")
+    assert first.body == spec
+    assert first.headers["authorization"] == "Bearer oct_secret"
+    assert first.headers["idempotency-key"] != second.headers["idempotency-key"]
+
+
+def test_a_refused_spec_tells_every_pointer(client: Any, server: Any, reply: Any) -> None:
+    problem = {
+        "type": "/problems/spec-invalid",
+        "title": "Spec not valid",
+        "status": 422,
+        "detail": "2 values are not valid.",
+        "errors": [
+            {
+                "pointer": "/recipe/amax_hist_len",
+                "message": "unknown field",
+                "code": "extra",
+                "suggestion": "amax_history_len",
+            },
+            {"pointer": "/training/steps", "message": "must be at least 1", "code": "range"},
+        ],
+    }
+    server.routes["POST /v1/jobs"] = lambda r: reply(problem, 422)
+    with pytest.raises(OctrainError) as caught:
+        client.jobs.create({})
+    error = caught.value
+    assert (error.status, error.type) == (422, "/problems/spec-invalid")
+    assert error.pointers == ("/recipe/amax_hist_len", "/training/steps")
+    assert "Did you mean 'amax_history_len'?" in str(error)
+    assert len(server.requests) == 1
+
+
+def test_a_busy_server_is_asked_again_with_the_same_idempotency_key(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    answers = iter(
+        [reply({"detail": "later"}, 503, {"Retry-After": "0"}), reply(job_object(), 201)]
+    )
+    server.routes["POST /v1/jobs"] = lambda r: next(answers)
+    assert client.jobs.create({}).id == "job_1"
+    keys = {request.headers["idempotency-key"] for request in server.requests}
+    assert (len(server.requests), len(keys)) == (2, 1)
+
+
+def test_an_answer_cut_short_is_asked_for_again(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    answers = iter([reply(job_object(), cut=10), reply(job_object())])
+    server.routes["GET /v1/jobs/job_1"] = lambda r: next(answers)
+    assert client.jobs.get("job_1").id == "job_1"
+
+
+def test_a_cancel_is_not_repeated_behind_the_callers_back(
+    client: Any, server: Any, reply: Any
+) -> None:
+    server.routes["POST /v1/jobs/job_1/cancel"] = lambda r: reply({"detail": "busy"}, 503)
+    with pytest.raises(OctrainError, match="busy"):
+        client.jobs.cancel("job_1")
+    assert len(server.requests) == 1
+
+
+def test_no_server_is_said_at_once() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    with pytest.raises(ServerUnreachable, match=f"No server answers at http://127.0.0.1:{port}"):
+        octrain.Client(f"http://127.0.0.1:{port}", "k").nodes()
+
+
+def test_something_else_than_octrain_is_said(client: Any, server: Any, reply: Any) -> None:
+    server.routes["GET /v1/nodes"] = lambda r: reply(b"<html>", content_type="text/html")
+    with pytest.raises(OctrainError, match="is it an Octrain server"):
+        client.nodes()
+
+
+def test_list_follows_the_pages_and_stops_at_the_limit(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    def page(request: Any) -> Any:
+        start = int(request.query.get("cursor", 0))
+        size = int(request.query["limit"])
+        items = [job_object(id=f"job_{n}") for n in range(start, min(start + size, 150))]
+        more = str(start + size) if start + size < 150 else None
+        return reply({"items": items, "next_cursor": more})
+
+    server.routes["GET /v1/jobs"] = page
+    assert len([job.id for job in client.jobs.list()]) == 150
+    assert len(list(client.jobs.list(limit=120, labels={"team": "nlp"}))) == 120
+    assert server.requests[-1].query["label.team"] == "nlp"
+    assert len(list(client.jobs.list(limit=7))) == 7
+
+
+def test_a_newer_server_breaks_nothing(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    newer = job_object(
+        status="hibernating",
+        reason="full_moon",
+        shiny={"new": True},
+        latest_metrics={"train/loss": "NaN", "train/grad_norm": "Infinity"},
+    )
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(newer)
+    job = client.jobs.get("job_1")
+    assert (job.status, job.data.reason) == ("hibernating", "full_moon")
+    assert math.isnan(job.data.latest_metrics["train/loss"])
+    assert job.data.latest_metrics["train/grad_norm"] == math.inf
+    assert job.data.model_extra == {"shiny": {"new": True}}
+    again = json.loads(job.data.model_dump_json())
+    assert again["latest_metrics"] == {"train/loss": "NaN", "train/grad_norm": "Infinity"}
+
+
+def test_wait_long_polls_from_the_version_it_knows(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    def answer(request: Any) -> Any:
+        if "since_version" not in request.query:
+            return reply(job_object(version=4))
+        assert request.query["since_version"] == "4"
+        return reply(job_object(version=5, status="failed", is_final=True, reason="diverged"))
+
+    server.routes["GET /v1/jobs/job_1"] = answer
+    job = client.jobs.get("job_1")
+    assert job.wait().status == "failed"
+    with pytest.raises(JobFailed, match="diverged"):
+        job.wait(check=True)
+
+
+def test_wait_gives_up_after_its_timeout(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    with pytest.raises(WaitTimeout, match="still running"):
+        client.jobs.get("job_1").wait(timeout=0.2)
+
+
+def test_a_broken_stream_goes_on_after_the_last_event(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    events = [
+        (1, "status", {"status": "running"}),
+        (2, "metrics", {"step": 1, "values": {"train/loss": 3.0}}),
+        (3, "progress", {"step": 2, "total_steps": 2}),
+        (4, "end", {"status": "succeeded"}),
+    ]
+
+    def stream(request: Any) -> Any:
+        last = int(request.headers.get("last-event-id", 0))
+        blocks = [
+            f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
+            for number, kind, data in events
+            if number > last
+        ]
+        text = ": hello\n\n" + "".join(blocks)
+        # The first connection breaks in the middle of event 3.
+        cut = text.index("event: progress") + 20 if last == 0 else None
+        return reply(text.encode(), content_type="text/event-stream", cut=cut)
+
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    server.routes["GET /v1/jobs/job_1/stream"] = stream
+    seen = list(client.jobs.get("job_1").stream())
+    assert [(event.id, event.type) for event in seen] == [(n, kind) for n, kind, _ in events]
+    assert seen[1].data["values"] == {"train/loss": 3.0}
+    assert [r.headers.get("last-event-id") for r in server.requests[1:]] == [None, "2"]
+
+
+def test_metrics_become_numbers_and_arrays(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    np = pytest.importorskip("numpy")
+    series = {"name": "train/loss", "attempt": 1, "points": [[1, 3.5], [2, "NaN"], [3, 2.5]]}
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    server.routes["GET /v1/jobs/job_1/metrics"] = lambda r: reply({"series": [series]})
+    (found,) = client.jobs.get("job_1").metrics("train/loss", "eval/loss", max_points=100)
+    assert server.requests[-1].query == {"keys": "train/loss,eval/loss", "max_points": "100"}
+    assert found.steps == [1, 2, 3]
+    np.testing.assert_array_equal(found.to_numpy(), [[1, 3.5], [2, np.nan], [3, 2.5]])
+
+
+def test_logs_are_followed_until_the_end_and_each_line_once(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    lines: list[dict[str, Any]] = [
+        {"seq": n, "text": f"line {n}", "stream": "stdout"} for n in (1, 2, 3)
+    ]
+    asked = {"job": 0}
+
+    def job(request: Any) -> Any:
+        asked["job"] += 1
+        return reply(job_object(is_final=asked["job"] > 2))
+
+    def logs(request: Any) -> Any:
+        after = int(request.query["after"])
+        available = lines[: 2 if asked["job"] < 3 else 3]
+        found = [line for line in available if line["seq"] > after]
+        return reply({"lines": found, "next_after": found[-1]["seq"] if found else None})
+
+    server.routes["GET /v1/jobs/job_1"] = job
+    server.routes["GET /v1/jobs/job_1/logs"] = logs
+    assert [line.seq for line in client.jobs.get("job_1").follow_logs()] == [1, 2, 3]
+
+
+def artifact_routes(
+    server: Any, reply: Any, files: dict[str, bytes], sha: str | None = None
+) -> None:
+    listed = [
+        {"path": path, "size": len(data), "sha256": sha or hashlib.sha256(data).hexdigest()}
+        for path, data in files.items()
+    ]
+    artifact = {"id": "art_1", "kind": "model", "name": "model", "step": 10, "files": listed}
+    server.routes["GET /v1/jobs/job_1/artifacts"] = lambda r: reply({"items": [artifact]})
+    for path, data in files.items():
+        server.routes[f"GET /v1/jobs/job_1/artifacts/art_1/files/{path}"] = lambda r, data=data: (
+            reply(data, content_type="application/octet-stream")
+        )
+
+
+def test_download_fetches_checks_and_keeps_what_is_there(
+    client: Any, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
+) -> None:
+    files = {"config.json": b"{}", "shards/one.safetensors": b"x" * 100_000}
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    artifact_routes(server, reply, files)
+    job = client.jobs.get("job_1")
+    moved: list[int] = []
+    folder = job.download("model", tmp_path / "m", on_progress=lambda p, r, t: moved.append(r))
+    assert {
+        str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    } == (files)
+    assert moved[-1] == 100_002
+    before = len(server.requests)
+    job.download("model", folder)
+    assert len(server.requests) == before + 1, "only the list is asked for again"
+
+
+def test_a_damaged_download_leaves_no_file(
+    client: Any, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
+) -> None:
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    artifact_routes(server, reply, {"model.safetensors": b"wrong"}, sha="0" * 64)
+    with pytest.raises(OctrainError, match="damaged"):
+        client.jobs.get("job_1").download("model", tmp_path / "m")
+    assert list((tmp_path / "m").iterdir()) == []
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../outside", ""])
+def test_a_server_cannot_write_outside_the_folder(
+    client: Any, server: Any, reply: Any, job_object: JobObject, tmp_path: Path, path: str
+) -> None:
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    artifact_routes(server, reply, {path: b"x"})
+    with pytest.raises(OctrainError, match="outside the artifact"):
+        client.jobs.get("job_1").download("model", tmp_path / "m")
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_url_and_key_are_found_and_the_local_key_stays_local(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTRAIN_DATA_DIR", str(tmp_path))
+    with pytest.raises(OctrainError, match="octrain up"):
+        octrain.Client()
+    StackState(api=ApiState(url="http://127.0.0.1:9", key="local-key")).save(tmp_path)
+    assert (tmp_path / "state.json").stat().st_mode & 0o777 == 0o600
+
+    from octrain.client import find_connection
+
+    local = find_connection()
+    assert (local.url, local.key) == ("http://127.0.0.1:9", "local-key")
+    assert "local-key" not in repr(local)
+    monkeypatch.setenv("OCTRAIN_API_URL", "https://elsewhere.example/")
+    assert (find_connection().url, find_connection().key) == ("https://elsewhere.example", "")
+    monkeypatch.setenv("OCTRAIN_API_KEY", "env-key")
+    assert find_connection().key == "env-key"
+    assert find_connection("http://given", "given-key").key == "given-key"
+
+
+def test_a_missing_key_is_said(server: Any, reply: Any) -> None:
+    server.routes["GET /v1/nodes"] = lambda r: reply({"detail": "A key is needed."}, 401)
+    with pytest.raises(OctrainError, match="set OCTRAIN_API_KEY"):
+        octrain.Client(server.url).nodes()

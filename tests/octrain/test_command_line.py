@@ -1,0 +1,142 @@
+"""The `octrain` command as a shell sees it: output, exit status, one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JobObject = Callable[..., dict[str, Any]]
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def octrain(tmp_path: Path) -> Run:
+    def run(*arguments: str, url: str = "", stdin: str = "") -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "COLUMNS": "200", "OCTRAIN_API_KEY": "k"}
+        if url:
+            environment["OCTRAIN_API_URL"] = url
+        return subprocess.run(
+            [sys.executable, "-m", "octrain", *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=60,
+        )
+
+    return run
+
+
+def test_no_server_known_and_no_server_answering(octrain: Run) -> None:
+    unknown = octrain("ls")
+    assert unknown.returncode == 3
+    assert unknown.stderr.count("\n") == 1
+    assert "octrain up" in unknown.stderr
+    silent = octrain("nodes", url="http://127.0.0.1:1")
+    assert silent.returncode == 3
+    assert silent.stderr.startswith("octrain: No server answers at http://127.0.0.1:1.")
+    assert silent.stderr.count("\n") == 1
+
+
+def test_a_refusal_has_its_own_status_and_no_traceback(octrain: Run, server: Any) -> None:
+    answer = octrain("show", "job_9", url=server.url)
+    assert (answer.returncode, answer.stdout) == (4, "")
+    assert answer.stderr == "octrain: There is no such job.\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "is not JSON"), ("[1]", "must hold a JSON object"), (None, "Cannot read")],
+)
+def test_a_wrong_spec_file_is_wrong_usage(
+    octrain: Run, tmp_path: Path, content: str | None, said: str
+) -> None:
+    path = tmp_path / "spec.json"
+    if content is not None:
+        path.write_text(content)
+    answer = octrain("submit", str(path), url="http://127.0.0.1:1")
+    assert answer.returncode == 2
+    assert said in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_submit_waits_and_tells_by_its_status(
+    octrain: Run, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    ended = job_object(status="failed", is_final=True, reason="diverged", detail="Loss is NaN.")
+    server.routes["POST /v1/jobs"] = lambda r: reply(job_object(status="queued"), 201)
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(ended)
+    stream = b'id: 1\nevent: end\ndata: {"status": "failed"}\n\n'
+    server.routes["GET /v1/jobs/job_1/stream"] = lambda r: reply(
+        stream, content_type="text/event-stream"
+    )
+    spec = {"model": {"source": "path", "path": "m"}}
+    answer = octrain("submit", "-", "--wait", url=server.url, stdin=json.dumps(spec))
+    assert answer.returncode == 5
+    assert "job_1" in answer.stdout
+    assert "Loss is NaN." in answer.stdout
+    assert server.requests[0].body == spec
+    answer = octrain("submit", "-", "--wait", "--json", url=server.url, stdin=json.dumps(spec))
+    assert answer.returncode == 5
+    assert json.loads(answer.stdout)["reason"] == "diverged"
+
+
+def test_every_list_prints_a_table_and_json(
+    octrain: Run, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    node = {"id": "node_1", "name": "gpu-1", "live": True, "engines": {"te": {"ok": True}}}
+    attempt = {"id": "att_1", "number": 1, "node": "gpu-1", "status": "running"}
+    job = job_object(name="with [brackets]", attempts=[attempt])
+    series = {"name": "train/loss", "attempt": 1, "points": [[1, 3.0], [2, "NaN"], [3, 2.0]]}
+    artifact = {"id": "art_1", "kind": "model", "name": "model", "step": 3, "files": []}
+    server.routes |= {
+        "GET /v1/jobs": lambda r: reply({"items": [job], "next_cursor": None}),
+        "GET /v1/jobs/job_1": lambda r: reply(job),
+        "GET /v1/jobs/job_1/metrics": lambda r: reply({"series": [series]}),
+        "GET /v1/jobs/job_1/artifacts": lambda r: reply({"items": [artifact]}),
+        "GET /v1/nodes": lambda r: reply({"items": [node]}),
+    }
+    commands = {
+        ("ls",): ("with [brackets]", "running", "3/10"),
+        ("show", "job_1"): ("with [brackets]", "gpu-1", "engine=amp"),
+        ("metrics", "job_1"): ("train/loss", "2"),
+        ("artifacts", "job_1"): ("art_1", "model"),
+        ("nodes",): ("gpu-1", "live", "te"),
+    }
+    for command, words in commands.items():
+        text = octrain(*command, url=server.url)
+        assert text.returncode == 0, text.stderr
+        for word in words:
+            assert word in text.stdout, (command, text.stdout)
+        data = octrain(*command, "--json", url=server.url)
+        assert json.loads(data.stdout), command
+    assert '"NaN"' in octrain("metrics", "job_1", "--json", url=server.url).stdout
+
+
+def test_help_tells_the_exit_statuses(octrain: Run) -> None:
+    answer = octrain("--help")
+    assert answer.returncode == 0
+    assert "Exit status: 0 success" in answer.stdout
+
+
+def test_migrate_needs_a_database(octrain: Run) -> None:
+    answer = octrain("migrate")
+    assert answer.returncode == 2
+    assert "DATABASE_URL" in answer.stderr
+
+
+def test_the_command_and_the_client_load_no_server_and_no_torch() -> None:
+    code = (
+        "import sys, octrain.cli.app, octrain.client; "
+        "print([n for n in ('torch', 'octrain_api', 'sqlalchemy', 'celery', 'numpy') "
+        "if n in sys.modules])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert answer.stdout.strip() == "[]", answer.stderr
