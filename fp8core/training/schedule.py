@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from fp8core.errors import SpecRefused
 from fp8core.spec.training import (
     ConstantSchedule,
     CosineSchedule,
@@ -12,25 +11,9 @@ from fp8core.spec.training import (
     WarmupStableDecaySchedule,
 )
 
-__all__ = ["AnySchedule", "check_schedule", "learning_rate_factor"]
+__all__ = ["AnySchedule", "learning_rate_factor"]
 
 AnySchedule = ConstantSchedule | LinearSchedule | CosineSchedule | WarmupStableDecaySchedule
-
-
-def check_schedule(schedule: AnySchedule, total_steps: int) -> None:
-    """Raises ``SpecRefused`` for a schedule whose phases do not fit into ``total_steps``."""
-    decay = schedule.decay_steps if isinstance(schedule, WarmupStableDecaySchedule) else 0
-    if schedule.warmup_steps > total_steps:
-        raise SpecRefused(
-            f"a warm-up of {schedule.warmup_steps} steps does not fit into {total_steps} steps",
-            pointer="/training/schedule/warmup_steps",
-        )
-    if schedule.warmup_steps + decay > total_steps:
-        raise SpecRefused(
-            f"a warm-up of {schedule.warmup_steps} steps and a decay of {decay} do not fit into "
-            f"{total_steps} steps",
-            pointer="/training/schedule/decay_steps",
-        )
 
 
 def learning_rate_factor(schedule: AnySchedule, step: int, total_steps: int) -> float:

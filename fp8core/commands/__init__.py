@@ -1,0 +1,1 @@
+"""The commands of ``python -m fp8core``, one module each."""

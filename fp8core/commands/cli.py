@@ -1,0 +1,144 @@
+"""Arguments, exit codes, and errors as single lines; nothing heavy is imported before its use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from fp8core.errors import exit_code_of
+from fp8core.spec import ExitCode, Reason, SpecInvalid
+from fp8core.training.outcome import as_training_error
+
+__all__ = ["error_lines", "main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit code."""
+    parsed = _parser().parse_args(arguments)
+    try:
+        return _run(parsed)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return int(ExitCode.STOPPED)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read our output went away; say nothing more
+        return int(ExitCode.INTERNAL_ERROR)
+    except Exception as error:
+        if parsed.debug:
+            traceback.print_exc()
+        lines, reason = error_lines(error)
+        code = int(exit_code_of(reason))
+        as_json = getattr(parsed, "json", False)
+        if as_json and isinstance(error, SpecInvalid):
+            problems = [problem.to_dict() for problem in error.problems]
+            print(json.dumps({"valid": False, "problems": problems}, indent=2))
+            return code
+        for line in lines:
+            print(line, file=sys.stderr)
+        return code
+
+
+def error_lines(error: BaseException) -> tuple[list[str], Reason]:
+    """What a person is told about an error, one line a problem, and its reason."""
+    if isinstance(error, SpecInvalid):
+        lines = [f"error: {problem}" for problem in error.problems]
+        return [" ".join(line.split()) for line in lines], Reason.SPEC_INVALID
+    known = as_training_error(error)
+    if known is not None:
+        return [f"error: {known.line}"], known.reason
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return [f"internal error: {text} (--debug shows where)"], Reason.INTERNAL_ERROR
+
+
+def _run(parsed: argparse.Namespace) -> int:
+    if parsed.command == "spare":
+        from fp8core.commands.spare import run_spare
+
+        return run_spare(debug=parsed.debug)
+    if parsed.command == "train":
+        from fp8core.commands.train import run_train
+
+        return run_train(
+            parsed.spec,
+            parsed.workdir,
+            parsed.root,
+            device=parsed.device,
+            job_folder=parsed.job_folder,
+            upload_folder=parsed.upload_folder,
+            debug=parsed.debug,
+        )
+    from fp8core.commands.spec_file import read_spec_file
+
+    spec_file = read_spec_file(parsed.spec, parsed.root)
+    if parsed.command == "validate":
+        from fp8core.commands.validate import run_validate
+
+        return run_validate(spec_file, as_json=parsed.json)
+    if parsed.command == "convert":
+        from fp8core.commands.convert import run_convert
+
+        return run_convert(spec_file, parsed.job_folder, parsed.upload_folder, device=parsed.device)
+    from fp8core.commands.plan import run_plan
+
+    return run_plan(spec_file, parsed.job_folder, as_json=parsed.json)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m fp8core", description="Train models in 8-bit floating point."
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--debug", action="store_true", help="print the traceback of an internal error"
+    )
+    with_spec = argparse.ArgumentParser(add_help=False, parents=[common])
+    with_spec.add_argument("spec", type=Path, help="the job specification, a JSON file")
+    with_spec.add_argument(
+        "--root",
+        type=Path,
+        action="append",
+        default=[],
+        help="a folder below which every path of the spec must lie; may be repeated",
+    )
+    places = argparse.ArgumentParser(add_help=False)
+    places.add_argument(
+        "--job-folder", type=Path, help="the checkpoint that a model of source job stands for"
+    )
+    places.add_argument(
+        "--upload-folder", type=Path, help="the files that data of source upload stand for"
+    )
+    device = argparse.ArgumentParser(add_help=False)
+    device.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+
+    train = commands.add_parser(
+        "train",
+        parents=[with_spec, places, device],
+        help="train; goes on by itself when the workdir has a checkpoint",
+    )
+    train.add_argument("--workdir", type=Path, required=True, help="where everything is written")
+    commands.add_parser(
+        "convert",
+        parents=[with_spec, places, device],
+        help="print what becomes of every Linear and norm of the model, as JSON",
+    )
+    plan = commands.add_parser(
+        "plan",
+        parents=[with_spec, places],
+        help="parameters, memory and FLOPs, without loading weights",
+    )
+    plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    validate = commands.add_parser(
+        "validate", parents=[with_spec], help="check a spec; print ok or every problem"
+    )
+    validate.add_argument("--json", action="store_true", help="print JSON instead of lines")
+    commands.add_parser(
+        "spare",
+        parents=[common],
+        help="import everything, wait for one JSON line on stdin, train what it names",
+    )
+    return parser

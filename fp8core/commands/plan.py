@@ -1,0 +1,60 @@
+"""``plan``: what a job will take, from its spec alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fp8core.commands.quiet import quieten_libraries
+from fp8core.commands.spec_file import SpecFile
+from fp8core.models import Plan, plan
+from fp8core.spec import ExitCode
+
+__all__ = ["run_plan"]
+
+
+def run_plan(spec_file: SpecFile, job_folder: Path | None = None, *, as_json: bool) -> int:
+    """Prints parameters, conversion, memory and FLOPs; no weights are loaded."""
+    quieten_libraries()
+    found = plan(
+        spec_file.spec,
+        roots=spec_file.roots,
+        root_for_relative=spec_file.base,
+        job_folder=job_folder,
+    )
+    values = found.to_json()
+    if as_json:
+        print(json.dumps(values, indent=2))
+        return int(ExitCode.OK)
+    console = Console()
+    console.print(_table("Parameters", {k: f"{v:,}" for k, v in found.parameters.items()}))
+    console.print(_table("Layers", _layers(found)))
+    console.print(_table("Memory on one device", {k: _size(v) for k, v in found.memory.items()}))
+    work = {key.replace("_", " "): f"{value:.3g}" for key, value in values["flops"].items()}
+    work["tokens per step"] = f"{found.tokens_per_step:,}"
+    console.print(_table("FLOPs of one step", work))
+    return int(ExitCode.OK)
+
+
+def _layers(found: Plan) -> dict[str, str]:
+    shown = {key: str(found.conversion[key]) for key in ("converted", "kept")}
+    because = found.conversion["kept_because"]
+    if isinstance(because, dict):
+        shown.update({f"kept: {reason}": str(count) for reason, count in because.items()})
+    return shown
+
+
+def _table(title: str, rows: dict[str, str]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in rows.items():
+        table.add_row(name.replace("_", " "), value)
+    return table
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

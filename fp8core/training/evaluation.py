@@ -1,0 +1,44 @@
+"""One evaluation of a model on the held-out batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from fp8core.data.batch import Batch
+from fp8core.engines.protocol import Engine
+from fp8core.training.forward import logits_of
+from fp8core.training.tasks import Task
+
+__all__ = ["evaluate"]
+
+
+def evaluate(
+    model: nn.Module,
+    engine: Engine,
+    task: Task,
+    batches: Iterable[Batch],
+    *,
+    text_bytes: int | None,
+    interrupted: Callable[[], bool] = lambda: False,
+) -> dict[str, float] | None:
+    """The figures of ``task`` over ``batches``; None when ``interrupted`` said so between two.
+
+    Leaves the model in training mode and every FP8 state as it was, and draws no random number.
+    """
+    task.reset()
+    model.eval()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                if interrupted():
+                    return None
+                there = batch.to(engine.device, non_blocking=True)
+                with engine.evaluation_context():
+                    logits = logits_of(model, there, engine)
+                task.add(logits, there)
+    finally:
+        model.train()
+    return task.figures(text_bytes)

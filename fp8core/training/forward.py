@@ -1,0 +1,19 @@
+"""A batch through a Hugging Face model."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import Tensor, nn
+
+from fp8core.data.attention import model_inputs
+from fp8core.data.batch import Batch
+from fp8core.engines.protocol import Engine
+
+__all__ = ["logits_of"]
+
+
+def logits_of(model: nn.Module, batch: Batch, engine: Engine) -> Tensor:
+    """The model's logits for ``batch``, which lies on its device: [B, T, V] or [B, classes]."""
+    config: Any = model.config
+    return cast(Tensor, model(**model_inputs(batch, config, engine.compute_dtype)).logits)

@@ -1,0 +1,124 @@
+"""A run's folder: where everything lies, one trainer at a time, one spec for its whole life."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from fp8core.durable import PARTIAL_PREFIX, told_when_full, write_json
+from fp8core.errors import SpecRefused, TrainingError
+from fp8core.spec.job import JobSpec
+
+__all__ = ["Workdir"]
+
+# What may change between two runs of a workdir: it has no part in how a step is computed.
+_FREE = frozenset(
+    {
+        "checkpoint",
+        "labels",
+        "limits",
+        "name",
+        "notes",
+        "priority",
+        "telemetry",
+    }
+)
+
+
+class Workdir:
+    """The folder of one run and the names in it. Hold it open (``with``) while training."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.spec = self.path / "spec.json"
+        self.telemetry = self.path / "telemetry.jsonl"
+        self.checkpoints = self.path / "checkpoints"
+        self.model = self.path / "model"
+        self.conversion = self.path / "conversion.json"
+        self.report = self.path / "report.json"
+        self.result = self.path / "result.json"
+        self.crash_log = self.path / "crash.log"
+        self.tokenizer = self.path / "tokenizer"
+        """Tokenizer and model config, as they are saved with every checkpoint."""
+        self._lock = -1
+
+    def __enter__(self) -> Self:
+        with told_when_full(self.path):
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
+                self._lock = os.open(
+                    self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
+                )
+            except (NotADirectoryError, FileExistsError, PermissionError) as error:
+                raise SpecRefused(f"cannot use {self.path} as workdir: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._lock)
+            self._lock = -1
+            raise TrainingError(f"another trainer is at work in {self.path}") from None
+        for left_over in self.path.glob(f"{PARTIAL_PREFIX}*"):
+            if left_over.is_dir():
+                shutil.rmtree(left_over, ignore_errors=True)
+            else:
+                left_over.unlink(missing_ok=True)
+        # Whoever reads a result must not find that of an earlier run.
+        self.result.unlink(missing_ok=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def adopt(self, spec: JobSpec) -> None:
+        """Writes ``spec`` as this workdir's own.
+
+        Raises ``SpecRefused``, with the pointer of the first difference, when checkpoints of
+        another spec lie here: to go on from them would be neither run.
+        """
+        wanted = spec.resolved()
+        if self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*")):
+            try:
+                present = json.loads(self.spec.read_bytes())
+            except (OSError, ValueError):
+                present = None
+            if isinstance(present, dict):
+                pointer = _first_difference(
+                    {key: value for key, value in present.items() if key not in _FREE},
+                    {key: value for key, value in wanted.items() if key not in _FREE},
+                )
+                if pointer is not None:
+                    raise SpecRefused(
+                        f"differs from the spec whose checkpoints lie in {self.path}; go on with "
+                        "that spec, or use another workdir",
+                        pointer=pointer,
+                    )
+        write_json(self.spec, wanted)
+
+    def relative(self, path: Path) -> str:
+        """``path`` as telemetry names it."""
+        return path.relative_to(self.path).as_posix()
+
+
+def _first_difference(one: Any, other: Any, pointer: str = "") -> str | None:
+    if isinstance(one, dict) and isinstance(other, dict):
+        for key in sorted({*one, *other}):
+            escaped = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+            if key not in one or key not in other:
+                return escaped
+            found = _first_difference(one[key], other[key], escaped)
+            if found is not None:
+                return found
+        return None
+    return None if one == other else pointer
