@@ -31,15 +31,17 @@ from octrain.local.leftovers import end_leftovers
 from octrain.local.logs import rotate
 from octrain.local.ports import LOOPBACK, free_port, is_free
 from octrain.local.postgres import PostgresServer
-from octrain.local.processes import ManagedProcess, spawn
+from octrain.local.processes import ManagedProcess, spawn, tail
 from octrain.local.state import StackState
 from octrain.local.valkey import ValkeyServer
 
 START_SECONDS = 60.0
-# The parts of an orderly stop; together under 10 s.
-WORKER_GRACE_SECONDS = 6.5
-SERVER_GRACE_SECONDS = 1.0
-DATABASE_GRACE_SECONDS = 1.0
+# An orderly stop: until when, in seconds from its begin, each kind may take before it is killed.
+WORKERS_STOPPED_AT = 6.0
+SERVERS_STOPPED_AT = 7.5
+DATABASES_STOPPED_AT = 9.5
+_USER_SCOPES = "jobs:read,jobs:write,admin"
+_SCHEMA_MISMATCH = 3  # exit status of `python -m octrain_api serve` on another schema
 _LONGEST_BACKOFF = 30.0
 _STABLE_SECONDS = 60.0
 
@@ -132,19 +134,31 @@ class LocalStack:
         self._take_folder()
         try:
             self._start_databases()
-            self._migrate()
             self._settle_port()
+            known = self._keys_are_known()
+            if not known:
+                self._migrate()
             self._start_process("api", self._api_command(), self._server_environment())
+            if known:
+                self._start_workers()
+            else:
+                self.state.api.key = self._create_first_key()
+            self._await_api()
+            if not known:
+                self._create_node_key()
+                self._start_workers()
             self._start_process(
                 "controller", module("octrain_api", "controller"), self._server_environment()
             )
-            self._make_keys()
-            for name in self.worker_names:
-                self.start_worker(name)
-            self._await_api()
+            self.state.api.url = self.url
+            self.state.save(self.data_dir)
         except BaseException:
             self.stop()
             raise
+
+    def _start_workers(self) -> None:
+        for name in self.worker_names:
+            self.start_worker(name)
 
     def start_worker(self, name: str) -> None:
         """Start the worker of a node (one that ``workers`` did not name, too)."""
@@ -230,33 +244,46 @@ class LocalStack:
         if process.returncode != 0:
             raise LocalStackError(f"The database could not be migrated:\n{process.log_tail()}")
 
-    def _make_keys(self) -> None:
-        """The first API key and a node key, once for each database."""
-        fingerprint = hashlib.sha256(
-            (self._database_url or str(self.data_dir)).encode()
-        ).hexdigest()[:16]
+    def _keys_are_known(self) -> bool:
+        """Whether our keys are in this database (which therefore has had a schema)."""
         api = self.state.api
-        api.url = self.url
-        if api.database != fingerprint or not api.key or not api.node_key:
-            users = self._request_key("local", "jobs:read,jobs:write,admin")
-            nodes = self._request_key("local-nodes", "node")
-            api.key, api.node_key = _key_of(users), _key_of(nodes)
-            api.database = fingerprint
-            self.created_key = True
-        self.state.save(self.data_dir)
+        return bool(api.key and api.node_key and api.database == self._fingerprint())
 
-    def _request_key(self, name: str, scopes: str) -> subprocess.Popen[bytes]:
-        arguments = ("create-key", "--name", name, "--owner", "local", "--scopes", scopes)
+    def _fingerprint(self) -> str:
+        named = self._database_url or str(self.data_dir)
+        return hashlib.sha256(named.encode()).hexdigest()[:16]
+
+    def _create_first_key(self) -> str:
+        """A key for the person at this machine, made beside the API's start."""
+        arguments = ("--name", "local", "--owner", "local")
         log = os.open(self.logs / "migrate.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            return spawn(
-                module("octrain_api", *arguments),
+            process = spawn(
+                module("octrain_api", "create-key", *arguments, "--scopes", _USER_SCOPES),
                 output=log,
                 answer=subprocess.PIPE,
                 env=self._server_environment(),
             )
         finally:
             os.close(log)
+        try:
+            output, _ = process.communicate(timeout=START_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+        with contextlib.suppress(ValueError, KeyError, IndexError):
+            if process.returncode == 0:
+                self.created_key = True
+                return str(json.loads(output.decode().strip().splitlines()[-1])["key"])
+        raise LocalStackError(
+            f"The first API key could not be made:\n{tail(self.logs / 'migrate.log')}"
+        )
+
+    def _create_node_key(self) -> None:
+        with Client(self.url, self.api_key) as client:
+            self.state.api.node_key = client.create_key("local-nodes", "local", ["node"])
+        self.state.api.database = self._fingerprint()
+        self.state.save(self.data_dir)
 
     def _settle_port(self) -> None:
         """A port that is free. One that a predecessor holds for a moment yet is waited for."""
@@ -305,8 +332,13 @@ class LocalStack:
     def _await_api(self) -> None:
         api = self._processes["api"]
         deadline = time.monotonic() + START_SECONDS
+        migrated = False
         while not self.is_ready():
-            if not api.running:
+            if api.returncode == _SCHEMA_MISMATCH and not migrated:
+                self._migrate()  # a newer release than the one that last ran here
+                api.start()
+                migrated = True
+            elif not api.running:
                 raise LocalStackError(f"The API did not start:\n{api.log_tail()}")
             if time.monotonic() > deadline:
                 raise LocalStackError(f"The API does not become ready:\n{api.log_tail()}")
@@ -375,23 +407,23 @@ class LocalStack:
         """Stop everything within 10 s: workers first, so that jobs checkpoint and go back to the
         queue; then the API and the controller; then Valkey and Postgres.
         """
+        began = time.monotonic()
         workers = [name for name in self._processes if name.startswith("worker-")]
-        self._stop_together(workers, WORKER_GRACE_SECONDS)
+        self._stop_together(workers, began + WORKERS_STOPPED_AT)
         others = [p.pid for p in self._processes.values() if p.running and p.pid is not None]
         if ended := end_leftovers(self.data_dir, others):
             self._on_event(f"ended {len(ended)} processes that the workers had left")
-        self._stop_together(["api", "controller"], SERVER_GRACE_SECONDS)
-        self._stop_together(["valkey", "postgres"], DATABASE_GRACE_SECONDS)
+        self._stop_together(["api", "controller"], began + SERVERS_STOPPED_AT)
+        self._stop_together(["valkey", "postgres"], began + DATABASES_STOPPED_AT)
         self._release_folder()
 
-    def _stop_together(self, names: Sequence[str], grace_seconds: float) -> None:
+    def _stop_together(self, names: Sequence[str], deadline: float) -> None:
         stopping = [self._processes[name] for name in names if name in self._processes]
         for process in stopping:
             process.request_stop()
-        deadline = time.monotonic() + grace_seconds
         for process in stopping:
             if not process.wait(deadline):
-                self._on_event(f"{process.name} did not stop in {grace_seconds:g} s; killed")
+                self._on_event(f"{process.name} did not stop in time and was killed")
                 process.kill()
 
     def __enter__(self) -> LocalStack:
@@ -405,14 +437,6 @@ class LocalStack:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _key_of(process: subprocess.Popen[bytes]) -> str:
-    output, _ = process.communicate(timeout=START_SECONDS)
-    with contextlib.suppress(ValueError, KeyError, IndexError):
-        if process.returncode == 0:
-            return str(json.loads(output.decode().strip().splitlines()[-1])["key"])
-    raise LocalStackError(f"No API key could be made: {output.decode(errors='replace').strip()}")
 
 
 def _ending(status: int | None) -> str:
