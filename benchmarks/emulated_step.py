@@ -15,12 +15,11 @@ import statistics
 import time
 
 import torch
+from fp8core.engines import Engine, NormDescription, create
+from fp8core.spec.recipe import AmpRecipe, EmulatedCurrent, EmulatedDelayed
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-from fp8core.engines import Engine, NormDescription, create
-from fp8core.spec.recipe import AmpRecipe, EmulatedCurrent, EmulatedDelayed
 
 
 def main() -> None:
@@ -35,7 +34,7 @@ def main() -> None:
         max_position_embeddings=arguments.length,
         tie_word_embeddings=True,
     )
-    recipes = {
+    recipes: dict[str, AmpRecipe | EmulatedDelayed | EmulatedCurrent] = {
         "amp fp32": AmpRecipe(engine="amp", dtype="fp32"),
         "amp bf16": AmpRecipe(engine="amp", dtype="bf16"),
         "emulated delayed": EmulatedDelayed(engine="emulated"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from fp8core.engines import transformer_engine
 from fp8core.engines.amp import AmpEngine
 from fp8core.engines.emulated import EmulatedEngine
 from fp8core.engines.protocol import Availability, Engine
@@ -23,15 +24,15 @@ __all__ = ["all_availability", "availability", "create"]
 def availability(recipe: Recipe, device: torch.device | str) -> Availability:
     """Whether ``recipe`` can run on ``device`` in this process, and every reason why not."""
     device = torch.device(device)
-    reasons: list[str] = []
-    version: str | None = None
-    if recipe.engine in ("te", "torchao"):
-        reasons.append(
-            f"engine {recipe.engine!r} is not part of this version; engine 'emulated' computes "
-            "delayed and current scaling on any device"
+    if recipe.engine == "te":
+        return transformer_engine.availability(recipe, device)
+    if recipe.engine == "torchao":
+        reason = (
+            "engine 'torchao' is not part of this version; the nearest to it is engine 'emulated' "
+            "with current scaling, on any device"
         )
-    else:
-        version = torch.__version__
+        return Availability(False, (reason,))
+    reasons: list[str] = []
     if device.type == "cuda" and not torch.cuda.is_available():
         reasons.append("no CUDA device is usable here")
     elif (
@@ -41,7 +42,7 @@ def availability(recipe: Recipe, device: torch.device | str) -> Availability:
         and not torch.cuda.is_bf16_supported(including_emulation=False)
     ):
         reasons.append("this GPU has no bf16 arithmetic; use dtype 'fp16'")
-    return Availability(not reasons, tuple(reasons), version)
+    return Availability(not reasons, tuple(reasons), torch.__version__)
 
 
 def create(recipe: Recipe, device: torch.device | str) -> Engine:
@@ -57,6 +58,8 @@ def create(recipe: Recipe, device: torch.device | str) -> Engine:
         return EmulatedEngine(recipe, device)
     if isinstance(recipe, AmpRecipe):
         return AmpEngine(recipe, device)
+    if recipe.engine == "te":
+        return transformer_engine.TransformerEngine(recipe, device)
     raise EngineUnsupported(f"no engine runs {type(recipe).__name__}", pointer="/recipe")
 
 
