@@ -1,0 +1,155 @@
+"""What a job will take, from its spec alone: on the meta device, without weights or hardware."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8core.conversion import Decision, count_rows, decide
+from fp8core.conversion.report import ConversionRow
+from fp8core.conversion.shape_rules import shape_rules
+from fp8core.errors import SpecRefused
+from fp8core.models.architecture import (
+    VOCABULARY_MULTIPLE,
+    TokenizerFacts,
+    architecture,
+    attention_implementation,
+)
+from fp8core.models.flops import StepFlops, step_flops
+from fp8core.models.memory import memory_rows
+from fp8core.models.source import ModelSource, locate
+from fp8core.spec import BytesTokenizer, JobSpec, TrainTokenizer
+
+__all__ = ["Plan", "plan"]
+
+StrPath = str | os.PathLike[str]
+
+# The byte tokenizer's 256 bytes and special tokens, rounded up to a multiple of 16.
+_BYTES_VOCABULARY = 272
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one job. Memory is in bytes on one GPU, FLOPs are of all GPUs together."""
+
+    parameters: dict[str, int]
+    """``total``, ``trainable``, ``embedding`` (tables, a tied output head with them)."""
+    conversion: dict[str, object]
+    """``layers``, ``converted``, ``kept``, ``kept_because``, and ``rows`` (name, from, reason)."""
+    memory: dict[str, int]
+    """Bytes by the rows of ``training.precision`` and their ``total``; see ``memory_rows``."""
+    flops: StepFlops
+    tokens_per_step: int
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def plan(
+    spec: JobSpec,
+    *,
+    roots: Sequence[StrPath] = (),
+    root_for_relative: StrPath | None = None,
+    job_folder: StrPath | None = None,
+    tokenizer: TokenizerFacts | None = None,
+) -> Plan:
+    """The sizes of the job ``spec``.
+
+    Only the model's configuration is read. ``tokenizer`` is needed for a configuration without a
+    ``vocab_size``, unless the spec's tokenizer is ``bytes`` or ``train``, whose sizes are known.
+
+    Raises what ``locate`` and ``architecture`` raise, and ``SpecRefused`` for a conversion pattern
+    that matches nothing.
+    """
+    source = locate(
+        spec,
+        roots=roots,
+        root_for_relative=root_for_relative,
+        job_folder=job_folder,
+        weights=False,
+    )
+    if tokenizer is None:
+        tokenizer = _known_tokenizer(spec, source)
+    config, model_class = architecture(spec, source, tokenizer=tokenizer)
+    model = _on_meta(source, model_class, config, spec)
+    decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
+    training = spec.training
+    tokens = training.batch_size * training.sequence_length
+    flops = step_flops(
+        model,
+        [d.layer.module for d in decisions if d.reason is None and d.norm is None],
+        config,
+        micro_batches=training.gradient_accumulation * spec.resources.gpus,
+        batch_size=training.batch_size,
+        sequence_length=training.sequence_length,
+        override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
+    )
+    return Plan(
+        parameters=_parameters(model),
+        conversion=_conversion(decisions),
+        memory=memory_rows(model, decisions, spec, tokens=tokens),
+        flops=flops,
+        tokens_per_step=tokens * training.gradient_accumulation * spec.resources.gpus,
+    )
+
+
+@dataclass(frozen=True)
+class _KnownSize:
+    vocab_size: int
+    eos_id: int | None = None
+    pad_id: int | None = None
+
+
+def _known_tokenizer(spec: JobSpec, source: ModelSource) -> TokenizerFacts | None:
+    if isinstance(spec.tokenizer, BytesTokenizer):
+        return _KnownSize(_BYTES_VOCABULARY)
+    if isinstance(spec.tokenizer, TrainTokenizer):
+        return _KnownSize(spec.tokenizer.vocab_size)
+    if source.folder is None and source.config.get("vocab_size") is None:
+        raise SpecRefused(
+            "without vocab_size the model takes its tokenizer's, which is not at hand here; "
+            f"give it (a multiple of {VOCABULARY_MULTIPLE})",
+            pointer="/model/config/vocab_size",
+        )
+    return None
+
+
+def _on_meta(source: ModelSource, model_class: type[Any], config: Any, spec: JobSpec) -> nn.Module:
+    dtype = torch.bfloat16 if spec.training.precision.weights == "bf16" else torch.float32
+    try:
+        with torch.device("meta"):
+            model: nn.Module = model_class._from_config(
+                config,
+                dtype=dtype,
+                attn_implementation=attention_implementation(model_class),
+            )
+    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
+        raise SpecRefused(
+            f"{source.label} cannot be built: {' '.join(str(error).split())}",
+            pointer=source.pointer,
+        ) from error
+    return model
+
+
+def _parameters(model: nn.Module) -> dict[str, int]:
+    parameters = list(model.parameters())
+    tables = {id(m.weight): m.weight for m in model.modules() if isinstance(m, nn.Embedding)}
+    return {
+        "total": sum(p.numel() for p in parameters),
+        "trainable": sum(p.numel() for p in parameters if p.requires_grad),
+        "embedding": sum(weight.numel() for weight in tables.values()),
+    }
+
+
+def _conversion(decisions: list[Decision]) -> dict[str, object]:
+    rows = [
+        ConversionRow(d.layer.name, type(d.layer.module).__name__, None, None, d.reason)
+        for d in decisions
+    ]
+    listed = [{"name": row.name, "from": row.from_, "reason": row.reason} for row in rows]
+    return {**count_rows(rows), "rows": listed}

@@ -1,0 +1,398 @@
+"""Models from every source: right weights, and a refusal with a reason for everything else."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from fp8core.errors import ModelUnavailable, SpecRefused
+from fp8core.models import load, locate
+
+
+def load_cpu(spec, **fields):
+    return load(spec, device="cpu", dtype=fields.pop("dtype", torch.float32), **fields)
+
+
+IDS = torch.arange(48).reshape(2, 24)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("shard", ["1GB", "50KB"])
+def test_a_checkpoint_folder_gives_equal_logits(save_llama, make_spec, tied, shard):
+    model, folder = save_llama(tie_word_embeddings=tied, shard=shard)
+    assert (folder / "model.safetensors.index.json").exists() == (shard == "50KB")
+    loaded = load_cpu(make_spec(folder))
+    assert loaded.folder == folder
+    assert (loaded.fresh, loaded.ignored) == ((), ())
+    assert torch.equal(loaded.model(IDS).logits, model(IDS).logits)
+    assert (loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight) == tied
+    assert loaded.config._attn_implementation == "sdpa"
+    assert all(p.requires_grad for p in loaded.model.parameters())
+
+
+def test_dtype_is_the_callers(save_llama, make_spec):
+    model, folder = save_llama()
+    loaded = load_cpu(make_spec(folder), dtype=torch.bfloat16)
+    assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
+    expected = model.lm_head.weight.to(torch.bfloat16)
+    assert torch.equal(loaded.model.lm_head.weight, expected)
+
+
+def test_prefixes_differ_between_base_model_and_head(tmp_path, make_spec):
+    """GPT-2 checkpoints of the hub have the base model's keys, without ``transformer.``."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=272, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    base = transformers.GPT2Model(config).eval()
+    base.save_pretrained(tmp_path / "gpt2")
+    loaded = load_cpu(make_spec(tmp_path / "gpt2"))
+    hidden = base(IDS).last_hidden_state
+    assert torch.equal(loaded.model.transformer(IDS).last_hidden_state, hidden)
+    assert torch.equal(loaded.model(IDS).logits, hidden @ base.wte.weight.T)
+
+
+def test_a_new_classification_head_depends_on_the_seed_alone(minilm_folder, make_spec):
+    labels = ["a", "b", "c"]
+
+    def head(seed):
+        spec = make_spec(minilm_folder, task="sequence_classification", training={"seed": seed})
+        loaded = load_cpu(spec, class_labels=labels)
+        assert loaded.fresh == ("classifier.bias", "classifier.weight")
+        assert loaded.config.id2label == dict(enumerate(labels))
+        return loaded.model.classifier.weight
+
+    first = head(0)
+    state = torch.random.get_rng_state()
+    torch.rand(1)
+    assert torch.equal(head(0), first)
+    torch.random.set_rng_state(state)
+    head(1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not torch.equal(head(1), first)
+    assert first.shape == (3, 384)
+
+
+def test_a_classifier_of_other_classes_gets_a_new_head(tmp_path, make_spec, llama_config):
+    config = transformers.LlamaConfig(**{**llama_config, "num_labels": 5, "pad_token_id": 0})
+    transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path / "five")
+    spec = make_spec(tmp_path / "five", task="sequence_classification")
+    loaded = load_cpu(spec, class_labels=["x", "y"])
+    assert loaded.fresh == ("score.weight",)
+    assert loaded.model(IDS).logits.shape == (2, 2)
+    assert load_cpu(spec, class_labels=list("abcde")).fresh == ()
+
+
+def test_random_weights_from_a_configuration(make_spec, llama_config, make_tokenizer):
+    def build(seed, **changes):
+        spec = make_spec({**llama_config, **changes}, training={"seed": seed})
+        return load_cpu(spec, tokenizer=make_tokenizer()).model
+
+    first, again, other = build(3), build(3), build(4)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)
+    )
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert first.lm_head.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert all((p == 1).all() for n, p in first.named_parameters() if n.endswith("norm.weight"))
+    tied = build(3, tie_word_embeddings=True)
+    assert tied.lm_head.weight is tied.model.embed_tokens.weight
+    assert torch.isfinite(tied(IDS).logits).all()
+
+
+def test_a_configuration_without_vocabulary_takes_the_tokenizers(
+    make_spec, llama_config, make_tokenizer
+):
+    del llama_config["vocab_size"]
+    model = load_cpu(make_spec(llama_config), tokenizer=make_tokenizer(1001, 7, 8)).model
+    assert model.config.vocab_size == 1008
+    assert model.lm_head.out_features == 1008
+    assert (model.config.eos_token_id, model.config.pad_token_id) == (7, 8)
+    assert model.config.bos_token_id is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields", "pointer", "words"),
+    [
+        ({"vocab_size": 256}, {}, "/model/config/vocab_size", "tokenizer's has 272"),
+        ({"max_position_embeddings": 32}, {}, "/training/sequence_length", "64 tokens are more"),
+        ({"hiden_size": 64}, {}, "/model/config/hiden_size", "did you mean 'hidden_size'"),
+        ({"hidden_size": "x"}, {}, "/model/config", "not valid"),
+        ({"hidden_size": 62}, {}, "/model/config", "not a multiple"),
+        ({"model_type": "lama"}, {}, "/model/config/model_type", "did you mean"),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, "/model/config", "quantized"),
+        ({"model_type": "vit"}, {}, "/task", "no vit model for causal_lm"),
+        ({"model_type": "bert"}, {}, "/task", "attends to later tokens"),
+        ({}, {"task": "masked_lm"}, "/task", "no llama model for masked_lm"),
+    ],
+)  # fmt: skip
+def test_refused_configurations(
+    make_spec, llama_config, make_tokenizer, changes, fields, pointer, words
+):
+    spec = make_spec({**llama_config, **changes}, **fields)
+    with pytest.raises(SpecRefused) as caught:
+        load_cpu(spec, tokenizer=make_tokenizer())
+    assert caught.value.pointer == pointer
+    assert words in caught.value.message
+
+
+def test_positions_of_roberta_start_after_padding(make_spec, make_tokenizer):
+    config = {
+        "model_type": "roberta", "vocab_size": 272, "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 66,
+        "pad_token_id": 1,
+    }  # fmt: skip
+    spec = make_spec(config, task="masked_lm")
+    model = load_cpu(spec, tokenizer=make_tokenizer(pad_id=1)).model
+    assert model(torch.full((1, 64), 5)).logits.shape == (1, 64, 272)
+    with pytest.raises(SpecRefused, match="65 tokens are more than the 64 positions"):
+        load_cpu(make_spec(config, task="masked_lm", training={"sequence_length": 65}))
+
+
+def _header(change):
+    def damage(file: Path) -> None:
+        content = file.read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        change(header)
+        text = json.dumps(header).encode()
+        file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
+
+    return damage
+
+
+def _entry(header):
+    return header["lm_head.weight"]
+
+
+def _beyond_the_end(header):
+    _entry(header)["data_offsets"][1] += 4096
+
+
+def _wrong_shape(header):
+    _entry(header)["shape"][0] *= 2
+
+
+def _overlap(header):
+    _entry(header)["data_offsets"] = header["model.norm.weight"]["data_offsets"]
+
+
+def _other_dtype(header):
+    _entry(header)["dtype"] = "F16"
+
+
+def _integers(header):
+    _entry(header)["dtype"] = "I32"
+
+
+def _transposed(header):
+    _entry(header)["shape"].reverse()
+
+
+def _renamed(header):
+    header["lm_head.wight"] = header.pop("lm_head.weight")
+
+
+def _huge_header(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes((2**62).to_bytes(8, "little") + content[8:])
+
+
+def _truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_header(_beyond_the_end), "model.safetensors"),
+        (_header(_wrong_shape), "model.safetensors"),
+        (_header(_overlap), "model.safetensors"),
+        (_header(_other_dtype), "model.safetensors"),
+        (_header(_integers), "lm_head.weight is stored as I32"),
+        (_header(_transposed), "lm_head.weight has shape [64, 272]"),
+        (_header(_renamed), "lacks weights: lm_head.weight"),
+        (_huge_header, "model.safetensors"),
+        (_truncate, "model.safetensors"),
+        (_empty, "model.safetensors"),
+    ],
+)
+def test_files_that_lie_are_refused_by_name(save_llama, make_spec, damage, words):
+    _, folder = save_llama()
+    damage(folder / "model.safetensors")
+    with pytest.raises(ModelUnavailable) as caught:
+        load_cpu(make_spec(folder))
+    assert words in caught.value.message
+    assert caught.value.pointer == "/model"
+
+
+def test_missing_shards_and_lying_indexes(save_llama, make_spec):
+    _, folder = save_llama(shard="50KB")
+    index = folder / "model.safetensors.index.json"
+    good = json.loads(index.read_text())
+    shard = good["weight_map"]["lm_head.weight"]
+    other = next(name for name in good["weight_map"].values() if name != shard)
+
+    def refused(weight_map):
+        index.write_text(json.dumps({**good, "weight_map": weight_map}))
+        with pytest.raises(ModelUnavailable) as caught:
+            load_cpu(make_spec(folder))
+        return caught.value.message
+
+    assert "does not" in refused({**good["weight_map"], "lm_head.weight": other})
+    outside = refused({**good["weight_map"], "lm_head.weight": f"../{shard}"})
+    assert "of the same folder" in outside
+    assert "no weight_map" in refused({})
+    index.write_text("{")
+    with pytest.raises(ModelUnavailable, match="is not JSON"):
+        load_cpu(make_spec(folder))
+    index.write_text(json.dumps(good))
+    (folder / shard).unlink()
+    with pytest.raises(ModelUnavailable, match=shard):
+        load_cpu(make_spec(folder))
+
+
+def test_pickled_weights_are_refused_unread(save_llama, make_spec):
+    model, folder = save_llama()
+    (folder / "model.safetensors").unlink()
+    torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    with pytest.raises(ModelUnavailable, match=r"pytorch_model\.bin.*pickled"):
+        load_cpu(make_spec(folder))
+
+
+def test_folders_that_are_no_models(tmp_path, make_spec):
+    for name, words in (("empty", "no config.json"), ("adapter", "adapts is needed")):
+        (tmp_path / name).mkdir()
+        if name == "adapter":
+            (tmp_path / name / "adapter_config.json").write_text("{}")
+        with pytest.raises(ModelUnavailable, match=words):
+            load_cpu(make_spec(tmp_path / name))
+    with pytest.raises(ModelUnavailable, match="no such file"):
+        load_cpu(make_spec(tmp_path / "absent"))
+
+
+def test_foreign_code_in_a_folder_is_never_run(save_llama, make_spec):
+    _, folder = save_llama()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
+    config["auto_map"] = {"AutoConfig": "evil.C", "AutoModelForCausalLM": "evil.M"}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(SpecRefused, match="auto_map"):
+        load_cpu(make_spec(folder))
+    assert not (folder / "ran").exists()
+
+
+def test_links_out_of_the_roots_are_refused(save_llama, make_spec, tmp_path):
+    _, folder = save_llama("inside/llama")
+    outside = tmp_path / "outside.safetensors"
+    shutil.move(folder / "model.safetensors", outside)
+    (folder / "model.safetensors").symlink_to(outside)
+    assert load_cpu(make_spec(folder)).fresh == ()
+    with pytest.raises(ModelUnavailable, match="outside the allowed roots"):
+        load_cpu(make_spec(folder), roots=[tmp_path / "inside"])
+
+
+def test_the_result_of_another_job(save_llama, make_spec):
+    model, folder = save_llama()
+    spec = make_spec({"source": "job", "job": "job_1"})
+    assert torch.equal(load_cpu(spec, job_folder=folder).model(IDS).logits, model(IDS).logits)
+    with pytest.raises(ModelUnavailable, match="job_1"):
+        load_cpu(spec)
+
+
+@pytest.fixture
+def hub_cache(save_llama, tmp_path):
+    """A hub cache as huggingface_hub lays it out, with one revision."""
+    model, folder = save_llama()
+    torch.save({}, folder / "pytorch_model.bin")
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repo = tmp_path / "hub" / "models--acme--tiny"
+    (repo / "snapshots").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(commit)
+    shutil.move(folder, repo / "snapshots" / commit)
+    return model, tmp_path / "hub"
+
+
+def test_a_hub_model_from_the_local_cache(hub_cache, tmp_path):
+    """In a process of its own: huggingface_hub reads its environment once."""
+    model, cache = hub_cache
+    torch.save(model(IDS).logits, tmp_path / "logits.pt")
+    script = f"""
+        import torch
+        from fp8core.errors import ModelUnavailable
+        from fp8core.models import load, locate
+        from fp8core.spec import parse_spec
+        def spec(**model):
+            return parse_spec({{"model": {{"source": "huggingface", **model}}, "training":
+                {{"sequence_length": 64}}, "data": {{"source": "builtin"}}, "recipe": {{}}}})
+        loaded = load(spec(id="acme/tiny"), device="cpu", dtype=torch.float32)
+        logits = loaded.model(torch.arange(48).reshape(2, 24)).logits
+        assert torch.equal(logits, torch.load({str(tmp_path / "logits.pt")!r}))
+        for model in ({{"id": "acme/absent"}}, {{"id": "acme/tiny", "revision": "v2"}}):
+            try:
+                locate(spec(**model))
+            except ModelUnavailable as error:
+                assert error.pointer == "/model/id" and model["id"] in error.message
+                assert "not in this machine's hub cache" in error.message, error.message
+            else:
+                raise AssertionError(model)
+        print("done")
+    """
+    environment = {**os.environ, "HF_HUB_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loading_takes_the_memory_of_one_copy(save_llama, tmp_path, dtype):
+    """Peak memory while loading, in a process of its own, page cache of the file included."""
+    model, folder = save_llama(
+        hidden_size=768, intermediate_size=3072, num_hidden_layers=6, vocab_size=8000, shard="100MB"
+    )
+    size = sum(p.numel() for p in model.parameters()) * getattr(torch, dtype).itemsize
+    script = f"""
+        import torch
+        from transformers.models.llama import modeling_llama
+        from fp8core.models import load
+        from fp8core.spec import parse_spec
+        torch.set_num_threads(1)
+        spec = parse_spec({{"model": {{"source": "path", "path": {str(folder)!r}}}, "training":
+            {{"sequence_length": 64}}, "data": {{"source": "builtin"}}, "recipe": {{}}}})
+        def peak():
+            status = open("/proc/self/status").read()
+            return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        before = peak()
+        model = load(spec, device="cpu", dtype=torch.{dtype}).model
+        print(peak() - before)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    # One copy, and the few tensors in flight in the file's dtype.
+    assert int(done.stdout) < 1.3 * size
+
+
+def test_locate_reads_no_weights(save_llama, make_spec):
+    _, folder = save_llama()
+    (folder / "model.safetensors").write_bytes(b"")
+    source = locate(make_spec(folder))
+    assert source.folder == folder
+    assert source.config["hidden_size"] == 64
