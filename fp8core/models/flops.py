@@ -4,7 +4,8 @@ The count is that of Chowdhery et al., "PaLM: Scaling Language Modeling with Pat
 appendix B: a token costs 6 N for the GEMMs, forward and backward, and 12 L H Q T for attention
 (L layers, H heads of size Q, T tokens), the causal half not taken off. N here is the weights that
 take part in GEMMs: linear layers and the output head, a tied one too, but not the look-up of an
-embedding. Of a mixture's experts only those that a token is sent to count. Recomputation by
+embedding. Of a mixture's experts only those that a token is sent to count,
+and the small layer that sends it does not. Recomputation by
 gradient checkpointing is not counted: it is no work of the model.
 """
 

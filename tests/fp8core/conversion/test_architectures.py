@@ -1,0 +1,106 @@
+"""Small real architectures: what is found, and that evaluation in high precision stays the same."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+
+import pytest
+import torch
+import transformers
+from fp8core import engines
+from fp8core.conversion import convert, restore
+from fp8core.spec import Conversion, EmulatedDelayed
+
+DECODER = {
+    "vocab_size": 272,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "pad_token_id": 0,
+}
+ENCODER = {
+    "vocab_size": 272,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
+T5 = {
+    "vocab_size": 272, "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4,
+    "decoder_start_token_id": 0,
+}  # fmt: skip
+VIT = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 32, "patch_size": 8,
+}  # fmt: skip
+MIXTRAL = {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "converted", "kept"),
+    [
+        ("Llama", DECODER, 2 * 7 + 5, 1),
+        ("Mistral", DECODER, 2 * 7 + 5, 1),
+        ("Qwen3", DECODER, 2 * 7 + 9, 1),
+        ("Gemma", DECODER, 2 * 7 + 5, 1),
+        ("Gemma3Text", DECODER, 2 * 7 + 13, 1),
+        ("Mixtral", MIXTRAL, 2 * 4 + 5, 1),
+        ("Bert", ENCODER, 2 * 6 + 1 + 6, 1),
+        ("T5", T5, 2 * 6 + 2 * 10 + 12, 1),
+        ("ViT", VIT, 2 * 6 + 5, 1),
+    ],
+)
+def test_small_architectures(name, fields, converted, kept):
+    heads = {
+        "Bert": "BertForMaskedLM",
+        "T5": "T5ForConditionalGeneration",
+        "ViT": "ViTForImageClassification",
+        "Gemma3Text": "Gemma3ForCausalLM",
+    }
+    config = getattr(transformers, f"{name}Config")(**fields)
+    torch.manual_seed(0)
+    model = getattr(transformers, heads.get(name, f"{name}ForCausalLM"))(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # norms of all ones would hide a wrong one
+            parameter.add_(torch.randn_like(parameter) * 0.05)
+    reference = copy.deepcopy(model)
+    keys, order = list(model.state_dict()), [n for n, _ in model.named_modules()]
+    tied = _ties(model)
+
+    engine = engines.create(EmulatedDelayed(engine="emulated"), torch.device("cpu"))
+    report = convert(model, engine, Conversion())
+    assert len(report.converted) == converted, report.to_json()
+    assert len(report.kept) == kept, [row.to_json() for row in report.kept]
+    assert list(model.state_dict()) == keys
+    assert [n for n, _ in model.named_modules()] == order
+    assert _ties(model) == tied
+
+    inputs = _inputs(model)
+    with torch.no_grad():
+        ours, theirs = model(**inputs).logits, reference(**inputs).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    restore(model, report)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, theirs)
+
+
+def _ties(model):
+    names = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return sorted(group for group in names.values() if len(group) > 1)
+
+
+def _inputs(model):
+    accepted = inspect.signature(model.forward).parameters
+    if "pixel_values" in accepted:
+        return {"pixel_values": torch.randn(1, 3, 32, 32)}
+    ids = torch.arange(32).reshape(2, 16)
+    inputs = {"input_ids": ids}
+    if "decoder_input_ids" in accepted:
+        inputs["decoder_input_ids"] = ids
+    return inputs
