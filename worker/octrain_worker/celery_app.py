@@ -11,10 +11,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import warnings
 from typing import Any
 
 from celery import Celery
 from celery.apps.worker import Worker
+from celery.exceptions import SecurityWarning
 from celery.worker import state
 
 from octrain_worker.agent.node import Node
@@ -76,6 +78,8 @@ class _NodeWorker(Worker):
 def run_worker(settings: WorkerSettings, node: Node) -> int:
     """Consumes the node's queue until a shutdown is asked for; the process's exit code."""
     app = make_app(settings, node)
+    # Celery warns a root user of pickle, which is not accepted here.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = _NodeWorker(
         app=app,
         hostname=f"{settings.node.node_name}@{os.uname().nodename}",

