@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import lru_cache
 from types import UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
@@ -80,33 +79,27 @@ def resolve(location: tuple[int | str, ...]) -> Place:
 
 
 @lru_cache
-def places_of_fields() -> dict[str, tuple[str, ...]]:
-    """For every field of the spec, the JSON pointers at which it may stand."""
-    places: dict[str, list[str]] = {}
-    for pointer, name in _walk(JobSpec, ""):
-        pointers = places.setdefault(name, [])
-        if pointer not in pointers:
-            pointers.append(pointer)
-    return {name: tuple(pointers) for name, pointers in places.items()}
+def places_of_parts() -> dict[type[Part], tuple[str, ...]]:
+    """The spec and every part of it, each once, with the JSON pointers at which it may stand."""
+    places: dict[type[Part], list[str]] = {}
+    _collect(JobSpec, "", places)
+    return {part: tuple(pointers) for part, pointers in places.items()}
 
 
-def _walk(part: type[Part], prefix: str) -> Iterator[tuple[str, str]]:
+def _collect(part: type[Part], pointer: str, places: dict[type[Part], list[str]]) -> None:
+    pointers = places.setdefault(part, [])
+    if pointer not in pointers:
+        pointers.append(pointer)
     for name, field in part.model_fields.items():
-        yield f"{prefix}/{name}", name
         for inner in parts_of(field.annotation):
-            yield from _walk(inner, f"{prefix}/{name}")
+            _collect(inner, f"{pointer}/{name}", places)
 
 
 @lru_cache
-def all_parts() -> tuple[type[Part], ...]:
-    """The spec and every part of it, each once, in the order of the document."""
-    found: dict[type[Part], None] = {}
-    _collect(JobSpec, found)
-    return tuple(found)
-
-
-def _collect(part: type[Part], found: dict[type[Part], None]) -> None:
-    found[part] = None
-    for field in part.model_fields.values():
-        for inner in parts_of(field.annotation):
-            _collect(inner, found)
+def places_of_fields() -> dict[str, tuple[str, ...]]:
+    """For every name of a field, the JSON pointers at which it may stand."""
+    places: dict[str, dict[str, None]] = {}
+    for part, pointers in places_of_parts().items():
+        for name in part.model_fields:
+            places.setdefault(name, {}).update(dict.fromkeys(f"{at}/{name}" for at in pointers))
+    return {name: tuple(pointers) for name, pointers in places.items()}

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fp8core.spec.problems import Problem, SpecInvalid, pointer_of
+from fp8core.spec.problems import MOST_PROBLEMS, Problem, SpecInvalid, pointer_of
 
 LARGEST_DOCUMENT = 1024 * 1024
 DEEPEST_VALUE = 32
@@ -143,6 +143,8 @@ class _Reader:
     def _refuse(self, path: tuple[str | int, ...], message: str, code: str) -> Any:
         """Notes a problem; what it returns stands in for the value."""
         self.problems.append(Problem(pointer_of(path), message, code))
+        if len(self.problems) >= MOST_PROBLEMS:
+            raise SpecInvalid(self.problems)
         return None
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str | int, ...]) -> dict[str, Any]:

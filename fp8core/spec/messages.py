@@ -14,7 +14,7 @@ from fp8core.spec.annotations import Place, choices_of, resolve, tags_of
 from fp8core.spec.document import kind_of, quoted, shortened
 from fp8core.spec.job import LABEL_KEY_PATTERN
 from fp8core.spec.parts import HUB_ID_PATTERN, REVISION_PATTERN
-from fp8core.spec.problems import Problem, pointer_of
+from fp8core.spec.problems import MOST_PROBLEMS, Problem, pointer_of
 from fp8core.spec.sources import JOB_ID_PATTERN, SPLIT_PATTERN, UPLOAD_ID_PATTERN
 
 Path = tuple[int | str, ...]
@@ -64,19 +64,21 @@ class Finding(NamedTuple):
 
 
 def findings_of(error: ValidationError) -> list[Finding]:
-    """What pydantic found, told in our words."""
-    return [
-        _finding(details)
+    """What pydantic found, told in our words; at most `MOST_PROBLEMS`."""
+    errors = [
+        details
         for details in error.errors(include_url=False)
         # Defaults that depend on a field with an error of its own; no error in themselves.
         if details["type"] != "default_factory_not_called"
     ]
+    return [_finding(details) for details in errors[:MOST_PROBLEMS]]
 
 
 def _finding(details: ErrorDetails) -> Finding:
     place = resolve(details["loc"])
-    if place.path and place.path[-1] == "[key]":  # pydantic's mark for the key of a mapping
-        place = place._replace(path=place.path[:-1])
+    if place.path[:1] == ("labels",) and len(place.path) == 3:
+        # The key of a mapping is at fault, which pydantic marks with one more step, "[key]".
+        place = place._replace(path=place.path[:2])
     path, kind, value = place.path, details["type"], details["input"]
     pointer, context = pointer_of(path), details.get("ctx", {})
     if kind.startswith("union_tag"):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from fp8core.spec.document import read_document
 from fp8core.spec.job import UNCHECKED, JobSpec
 from fp8core.spec.messages import Path, findings_of
-from fp8core.spec.problems import Problem, SpecInvalid, pointer_of
+from fp8core.spec.problems import MOST_PROBLEMS, Problem, SpecInvalid, pointer_of
 from fp8core.spec.rules import broken_rules
 from fp8core.spec.spellings import Canonical
 
@@ -22,7 +22,6 @@ _STAND_INS: dict[str, dict[str, Any]] = {
     "recipe": {"engine": "emulated", "scaling": "delayed"},
 }
 _MOST_REPAIRS = 5
-_MOST_PROBLEMS = 100
 
 
 def parse_spec(document: Mapping[str, Any] | str | bytes) -> JobSpec:
@@ -47,7 +46,7 @@ def parse_spec(document: Mapping[str, Any] | str | bytes) -> JobSpec:
     told = [replace(problem, pointer=canonical.origin(problem.pointer)) for problem in later]
     told = [problem for problem in told if not _follows(problem, unreadable)]
     distinct = {problem.pointer: problem for problem in reversed([*earlier, *told])}
-    raise SpecInvalid([*reversed(distinct.values())][:_MOST_PROBLEMS])
+    raise SpecInvalid([*reversed(distinct.values())][:MOST_PROBLEMS])
 
 
 def _all_problems(
@@ -60,7 +59,7 @@ def _all_problems(
     for problem, path, _ in findings:
         if (meant := problem.suggestion) and problem.code == "unknown_key":
             spoiled.append(meant if meant[0] == "/" else pointer_of((*path[:-1], meant)))
-    for _ in range(_MOST_REPAIRS):
+    for _ in range(_MOST_REPAIRS if len(findings) < MOST_PROBLEMS else 0):
         for finding in findings:
             spoiled.append(pointer_of(finding.removable))
             document = _without(document, finding.removable)

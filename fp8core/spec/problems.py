@@ -6,6 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+# A document with more faults than this is not worth reading to its end.
+MOST_PROBLEMS = 100
+
 
 @dataclass(frozen=True, slots=True)
 class Problem:

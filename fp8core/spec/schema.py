@@ -6,7 +6,7 @@ from copy import deepcopy
 from functools import lru_cache
 from typing import Any
 
-from fp8core.spec.annotations import all_parts
+from fp8core.spec.annotations import places_of_parts
 from fp8core.spec.job import JobSpec
 from fp8core.spec.parts import Part, field_title
 
@@ -32,7 +32,7 @@ def json_schema() -> dict[str, Any]:
 def _schema() -> dict[str, Any]:
     schema = {"$schema": DIALECT, **JobSpec.model_json_schema()}
     definitions = schema["$defs"]
-    for part in all_parts():
+    for part in places_of_parts():
         properties = (schema if part is JobSpec else definitions[part.__name__])["properties"]
         for name, field in part.model_fields.items():
             properties[name].setdefault("title", field_title(name))

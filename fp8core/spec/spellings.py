@@ -103,6 +103,10 @@ class _Recipe:
             if key == "fp8_config" and not block and isinstance(value, dict):
                 self._collect(value, (key,))
                 continue
+            if key == "fp8_config" and not block:
+                message = f"must be an object, not {kind_of(value)}"
+                self.problems.append(Problem("/recipe/fp8_config", message, "wrong_type"))
+                continue
             field, path = _ALIASES.get(key, key), (*block, key)
             if field in self.fields:
                 other = "/".join(self.origins.get(field, (field,)))

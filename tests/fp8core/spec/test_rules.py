@@ -1,0 +1,167 @@
+"""Fields that must fit one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from fp8core.spec import Problem, parse_spec
+
+Spec = Callable[..., dict[str, Any]]
+Refused = Callable[[Any], dict[str, Problem]]
+
+CONFIG = {"source": "config", "config": {"model_type": "llama"}}
+LABELLED = {"source": "jsonl", "path": "a", "format": "labelled"}
+CHAT = {"source": "jsonl", "path": "a", "format": "chat"}
+PROMPTS = {"source": "jsonl", "path": "a", "format": "prompt_completion"}
+CLASSIFY = "sequence_classification"
+
+REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    ({"model": CONFIG, "tokenizer": "model"}, "/tokenizer", "no tokenizer of its own"),
+    ({"data": LABELLED}, "/data/format", "causal_lm needs the format text or prompt_completion"),
+    ({"data": LABELLED, "task": "masked_lm"}, "/data/format", "masked_lm needs the format text"),
+    ({"data": CHAT, "task": "masked_lm"}, "/data/format", "needs the format text, not chat"),
+    ({"data": PROMPTS, "task": "masked_lm"}, "/data/format", "needs the format text"),
+    ({"task": CLASSIFY}, "/data/format", "needs the format labelled, not text"),
+    ({"data": CHAT, "task": CLASSIFY}, "/data/format", "needs the format labelled, not chat"),
+    (
+        {"data": {"source": "text", "path": "a", "format": "chat"}},
+        "/data/format",
+        "the source text holds plain text only",
+    ),
+    ({"data": {"source": "builtin", "format": "chat"}}, "/data/format", "the source builtin"),
+    (
+        {"data": {**CHAT, "columns": {"prompt": "p"}}},
+        "/data/columns/prompt",
+        "no effect with the format chat",
+    ),
+    (
+        {"data": {"source": "builtin", "columns": {"text": "t"}}},
+        "/data/columns/text",
+        "no effect with the source builtin",
+    ),
+    (
+        {"data": {"source": "jsonl", "path": "a", "labels": ["x", "y"]}},
+        "/data/labels",
+        "only the format labelled",
+    ),
+    (
+        {"data": {**LABELLED, "labels": ["x", "y", "x"]}, "task": CLASSIFY},
+        "/data/labels/2",
+        '"x" is listed twice',
+    ),
+    ({"data": {**LABELLED, "packing": True}, "task": CLASSIFY}, "/data/packing", "never packed"),
+    ({"resources": {"device": "cpu"}}, "/resources/device", "needs a GPU"),
+    (
+        {"recipe": {"engine": "emulated"}, "resources": {"device": "cpu", "gpus": 2}},
+        "/resources/gpus",
+        "no GPUs",
+    ),
+    (
+        {"recipe": {"engine": "amp", "dtype": "bf16", "growth_interval": 10}},
+        "/recipe/growth_interval",
+        "only fp16 scales the loss",
+    ),
+    (
+        {"recipe": {"engine": "amp", "dtype": "fp32", "initial_loss_scale": 2.0}},
+        "/recipe/initial_loss_scale",
+        "no effect with dtype fp32",
+    ),
+    (
+        {
+            "recipe": {"engine": "amp", "dtype": "fp32"},
+            "training": {"precision": {"weights": "bf16"}},
+        },
+        "/training/precision/weights",
+        "must then be fp32",
+    ),
+    (
+        {
+            "recipe": {"engine": "amp", "dtype": "fp16"},
+            "training": {"precision": {"gradients": "bf16"}},
+        },
+        "/training/precision/gradients",
+        "needs gradients in fp32",
+    ),
+    (
+        {"training": {"precision": {"master_weights": "fp32"}}},
+        "/training/precision/master_weights",
+        "their own master copy",
+    ),
+    (
+        {"training": {"precision": {"communication": "bf16"}}},
+        "/training/precision/communication",
+        "one GPU",
+    ),
+    (
+        {"training": {"steps": 100, "schedule": {"warmup_steps": 101}}},
+        "/training/schedule/warmup_steps",
+        "101 steps does not fit into 100",
+    ),
+    (
+        {
+            "training": {
+                "steps": 100,
+                "schedule": {"name": "warmup_stable_decay", "warmup_steps": 51, "decay_steps": 50},
+            }
+        },
+        "/training/schedule/decay_steps",
+        "do not fit into 100 steps",
+    ),
+    (
+        {"training": {"mask_probability": 0.2}},
+        "/training/mask_probability",
+        "only masked_lm masks",
+    ),
+    (
+        {"training": {"early_stopping": {"patience": 2}}, "evaluation": {"fraction": 0}},
+        "/training/early_stopping",
+        "fraction is 0",
+    ),
+    (
+        {"training": {"early_stopping": {"patience": 2}}, "evaluation": {"every_steps": 0}},
+        "/training/early_stopping",
+        "every_steps is 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("sections", "pointer", "words"), REFUSED)
+def test_a_combination_without_sense_is_refused(
+    spec: Spec, refused: Refused, sections: dict[str, Any], pointer: str, words: str
+) -> None:
+    problems = refused(spec(**sections))
+    assert list(problems) == [pointer]
+    assert problems[pointer].code == "conflict"
+    assert words in problems[pointer].message
+
+
+ACCEPTED: list[dict[str, Any]] = [
+    {"model": CONFIG, "tokenizer": "bytes"},
+    {"model": CONFIG, "tokenizer": {"source": "train"}},
+    {"data": CHAT},
+    {"data": {**PROMPTS, "columns": {"prompt": "question", "completion": "answer"}}},
+    {"data": {**LABELLED, "columns": {"text": "t", "label": "l"}}, "task": CLASSIFY},
+    {"data": {**LABELLED, "labels": ["x", "y"], "packing": False}, "task": CLASSIFY},
+    {"task": "masked_lm", "training": {"mask_probability": 0.2}},
+    {"recipe": {"engine": "emulated"}, "resources": {"device": "cpu"}},
+    {"recipe": {"engine": "torchao"}, "resources": {"device": "cpu"}},
+    {"recipe": {"engine": "amp", "dtype": "fp16", "growth_interval": 10}},
+    {"training": {"precision": {"weights": "bf16", "master_weights": "fp32"}}},
+    {"training": {"precision": {"communication": "bf16"}}, "resources": {"gpus": 2}},
+    {"training": {"steps": 100, "schedule": {"warmup_steps": 100}}},
+    {
+        "training": {
+            "steps": 100,
+            "schedule": {"name": "warmup_stable_decay", "warmup_steps": 50, "decay_steps": 50},
+        }
+    },
+    {"training": {"early_stopping": {"patience": 2, "min_delta": 0.01}}},
+]
+
+
+@pytest.mark.parametrize("sections", ACCEPTED)
+def test_a_combination_with_sense_is_accepted(spec: Spec, sections: dict[str, Any]) -> None:
+    resolved = parse_spec(spec(**sections)).resolved()
+    assert parse_spec(resolved).resolved() == resolved
