@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ __all__ = ["error_lines", "main"]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     parsed = _parser().parse_args(arguments)
+    _quieten_imports()
     try:
         return _run(parsed)
     except KeyboardInterrupt:
@@ -38,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(json.dumps({"valid": False, "problems": problems}, indent=2))
             return code
         for line in lines:
-            print(line, file=sys.stderr)
+            # What is wrong with a spec is what validate was asked for.
+            print(line, file=sys.stdout if parsed.command == "validate" else sys.stderr)
         return code
 
 
@@ -52,6 +55,12 @@ def error_lines(error: BaseException) -> tuple[list[str], Reason]:
         return [f"error: {known.line}"], known.reason
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return [f"internal error: {text} (--debug shows where)"], Reason.INTERNAL_ERROR
+
+
+def _quieten_imports() -> None:
+    """transformers imports an installed torchao, which warns of builds that are not this one."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def _run(parsed: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
@@ -25,16 +26,17 @@ def run_plan(spec_file: SpecFile, job_folder: Path | None = None, *, as_json: bo
         root_for_relative=spec_file.base,
         job_folder=job_folder,
     )
-    values = found.to_json()
     if as_json:
-        print(json.dumps(values, indent=2))
+        print(json.dumps(found.to_json(), indent=2))
         return int(ExitCode.OK)
     console = Console()
-    console.print(_table("Parameters", {k: f"{v:,}" for k, v in found.parameters.items()}))
+    console.print(_table("Parameters", _named(found.parameters, "{:,}".format)))
     console.print(_table("Layers", _layers(found)))
-    console.print(_table("Memory on one device", {k: _size(v) for k, v in found.memory.items()}))
-    work = {key.replace("_", " "): f"{value:.3g}" for key, value in values["flops"].items()}
-    work["tokens per step"] = f"{found.tokens_per_step:,}"
+    console.print(_table("Memory on one device", _named(found.memory, _size)))
+    flops = found.flops
+    work = {name: f"{getattr(flops, name):.4g}" for name in ("total", "gemm", "attention")}
+    work["of gemm in FP8"] = f"{flops.fp8_share:.1%}"
+    work["tokens of one step"] = f"{found.tokens_per_step:,}"
     console.print(_table("FLOPs of one step", work))
     return int(ExitCode.OK)
 
@@ -47,12 +49,16 @@ def _layers(found: Plan) -> dict[str, str]:
     return shown
 
 
+def _named(counts: dict[str, int], shown: Callable[[int], str]) -> dict[str, str]:
+    return {name.replace("_", " "): shown(count) for name, count in counts.items()}
+
+
 def _table(title: str, rows: dict[str, str]) -> Table:
     table = Table(title=title, show_header=False, title_justify="left")
     table.add_column()
     table.add_column(justify="right")
     for name, value in rows.items():
-        table.add_row(name.replace("_", " "), value)
+        table.add_row(name, value)
     return table
 
 
