@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
@@ -33,7 +34,7 @@ json_values = st.recursive(
 )
 
 
-def part(required: dict[str, Any] | None = None, **optional: Any) -> st.SearchStrategy[Any]:
+def part(required: Mapping[str, Any] | None = None, **optional: Any) -> st.SearchStrategy[Any]:
     """Objects with the required values (constants or strategies) and some of the optional ones."""
     fixed = {
         name: value if isinstance(value, st.SearchStrategy) else st.just(value)
@@ -58,7 +59,11 @@ tokenizers = st.one_of(
     part({"source": "path", "path": paths}),
     part({"source": "train"}, vocab_size=st.integers(260, 100_000)),
 )
-common_data = {"shuffle": booleans, "shuffle_seed": st.integers(0, 2**32 - 1), "epochs": counts}
+common_data: dict[str, Any] = {
+    "shuffle": booleans,
+    "shuffle_seed": st.integers(0, 2**32 - 1),
+    "epochs": counts,
+}
 text_data = st.one_of(
     part({"source": "text", "path": paths}, document_separator=st.none() | paths, **common_data),
     part({"source": "builtin"}, packing=booleans, append_end_of_text=booleans, **common_data),
@@ -81,7 +86,7 @@ labelled_data = part(
     **common_data,
 )
 overrides = st.lists(booleans, min_size=3, max_size=3)
-delayed = {
+delayed: dict[str, Any] = {
     "margin": st.integers(0, 64),
     "interval": counts,
     "fp8_format": st.sampled_from(["HYBRID", "E4M3", "hybrid"]),
@@ -90,7 +95,7 @@ delayed = {
     "override_linear_precision": overrides,
     "use_autocast_during_eval": booleans,
 }
-current = {
+current: dict[str, Any] = {
     "fp8_format": st.sampled_from(["HYBRID", "E4M3"]),
     "use_power_2_scales": booleans,
     "override_linear_precision": overrides,
