@@ -278,7 +278,7 @@ def workplace(api: ApiServer, tmp_path: Path) -> Iterator[Workplace]:
         "PYTHONPATH": python_path,
         "OCTRAIN_API_URL": api.url,
         "OCTRAIN_NODE_KEY": "node-key",
-        "OCTRAIN_DATA_DIR": str(data),
+        "OCTRAIN_WORKER_DATA_DIR": str(data),
         "OCTRAIN_ARTIFACT_URL": (tmp_path / "store").as_uri(),
         "OCTRAIN_TRAINER_COMMAND": f"{sys.executable} {TRAINER}",
         "OCTRAIN_SUPERVISOR_LEFTOVER_GRACE_SECONDS": "0.2",

@@ -62,7 +62,7 @@ class Sender:
 @pytest.fixture
 def send(broker: str, workplace: Any) -> Iterator[Sender]:
     workplace.environment["REDIS_URL"] = broker
-    workplace.environment["OCTRAIN_SPARE_DELAY_SECONDS"] = "0.2"
+    workplace.environment["OCTRAIN_WORKER_SPARE_DELAY_SECONDS"] = "0.2"
     yield Sender(broker)
     app = Celery("cleaner", broker=broker)
     with app.connection_for_write() as connection:

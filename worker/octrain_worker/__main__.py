@@ -78,7 +78,7 @@ def _settings(options: argparse.Namespace) -> WorkerSettings:
     node: dict[str, Any] = {"data_dir": options.data_dir} if options.data_dir else {}
     if options.command == "run":
         if options.name:
-            node["node_name"] = options.name
+            node["name"] = options.name
         if options.cpu_slots is not None:
             node["cpu_slots"] = options.cpu_slots
     return WorkerSettings(api=ApiSettings(**api), node=NodeSettings(**node))
@@ -89,10 +89,10 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--api", metavar="URL", help="the API (OCTRAIN_API_URL)")
-    common.add_argument("--data-dir", type=Path, help="this node's local folder (OCTRAIN_DATA_DIR)")
+    common.add_argument("--data-dir", type=Path, help="local folder (OCTRAIN_WORKER_DATA_DIR)")
 
     run = commands.add_parser("run", parents=[common], help="register this node and take its jobs")
-    run.add_argument("--name", help="the node's name (OCTRAIN_NODE_NAME; default: the host's)")
+    run.add_argument("--name", help="the node's name (OCTRAIN_WORKER_NAME; default: the host's)")
     run.add_argument("--cpu-slots", type=int, help="jobs at a time without a GPU")
 
     supervise = commands.add_parser("supervise", parents=[common], help="supervise one attempt")

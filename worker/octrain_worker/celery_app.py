@@ -82,7 +82,7 @@ def run_worker(settings: WorkerSettings, node: Node) -> int:
     warnings.filterwarnings("ignore", category=SecurityWarning)
     worker = _NodeWorker(
         app=app,
-        hostname=f"{settings.node.node_name}@{os.uname().nodename}",
+        hostname=f"{settings.node.name}@{os.uname().nodename}",
         queues=[node.queue],
         loglevel="INFO",
         quiet=True,

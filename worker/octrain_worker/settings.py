@@ -49,9 +49,9 @@ class BrokerSettings(BaseSettings):
 class NodeSettings(BaseSettings):
     """This node: its name, its local folder and what it offers."""
 
-    model_config = SettingsConfigDict(env_prefix="OCTRAIN_", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_WORKER_", extra="ignore", frozen=True)
 
-    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=200)
+    name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=200)
     data_dir: Path = Path("~/.local/share/octrain/worker")
     # None: one on a node without GPUs, none on a node with them.
     cpu_slots: int | None = Field(default=None, ge=0, le=1024)
@@ -157,7 +157,7 @@ class WorkerSettings:
             **os.environ,
             "OCTRAIN_API_URL": self.api.api_url,
             "OCTRAIN_NODE_KEY": self.api.node_key.get_secret_value(),
-            "OCTRAIN_DATA_DIR": str(self.node.data_dir),
+            "OCTRAIN_WORKER_DATA_DIR": str(self.node.data_dir),
             "OCTRAIN_ARTIFACT_URL": self.artifact_url,
             "OCTRAIN_ROOTS": os.pathsep.join(str(root) for root in self.storage.roots),
             "OCTRAIN_TRAINER_COMMAND": shlex.join(self.trainer.command),

@@ -85,7 +85,7 @@ class Node:
         self._supervisors.adopt_all()
         for name, body in (("heartbeat", self._beat), ("watch", self._watch)):
             threading.Thread(target=body, name=name, daemon=True).start()
-        logger.info("node %s is %s", self._settings.node.node_name, registration.node_id)
+        logger.info("node %s is %s", self._settings.node.name, registration.node_id)
         return True
 
     def run_attempt(self, job_id: str, attempt_id: str, attempt: int) -> None:
@@ -132,7 +132,7 @@ class Node:
             slots = 0 if self._gpus else 1
         kinds = (["cuda"] if self._gpus else []) + (["cpu"] if slots else [])
         return {
-            "name": settings.node.node_name,
+            "name": settings.node.name,
             "boot_id": boot_id(),
             "hostname": socket.gethostname(),
             "version": _VERSION,

@@ -30,6 +30,8 @@ _NAMES = frozenset(
         "LD_PRELOAD",
         "LIBRARY_PATH",
         "LOGNAME",
+        # The mark of a local stack, by which it finds what is left of it.
+        "OCTRAIN_STACK",
         "PATH",
         "PYTHONHASHSEED",
         "PYTHONHOME",

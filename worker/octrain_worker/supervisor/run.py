@@ -326,6 +326,9 @@ class Supervisor:
         for stream in (self._folder.stdout, self._folder.stderr):
             if stream.exists() and stream.stat().st_size:
                 self._uploads.add(Upload("log", stream.name, stream))
+        crash_log = self._folder.work / "crash.log"
+        if crash_log.exists():
+            self._uploads.add(Upload("log", crash_log.name, crash_log))
         give_up_at = boot_time() + self._settings.supervisor.upload_patience_seconds
         while not self._uploads.idle and boot_time() < give_up_at:
             if not self._pause():
