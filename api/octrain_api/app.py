@@ -2,11 +2,9 @@
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, FastAPI
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octrain_api import clocks, docs, health, problems
 from octrain_api.artifacts.endpoints import router as artifacts
@@ -14,6 +12,7 @@ from octrain_api.attempts.endpoints import router as attempts
 from octrain_api.database import Database
 from octrain_api.dependencies import Context
 from octrain_api.events.endpoints import router as events
+from octrain_api.guard import RequestGuard
 from octrain_api.jobs.endpoints import router as jobs
 from octrain_api.jobs.stream_endpoints import router as streams
 from octrain_api.keys.endpoints import router as keys
@@ -25,51 +24,6 @@ from octrain_api.nodes.endpoints import router as nodes
 from octrain_api.settings import Settings
 
 VERSION = "0.1.0"
-
-log = logging.getLogger("octrain_api")
-
-
-class _BodyTooLarge(Exception):
-    pass
-
-
-class BodyLimit:
-    """Refuses request bodies above a bound, by their length or, without one, by counting."""
-
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
-        self._app = app
-        self._max_bytes = max_bytes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass on what is small enough."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        length = dict(scope["headers"]).get(b"content-length", b"")
-        if length.isdigit() and int(length) > self._max_bytes:
-            await self._refuse(scope, receive, send)
-            return
-        seen = 0
-
-        async def counting() -> Message:
-            nonlocal seen
-            part = await receive()
-            seen += len(part.get("body", b""))
-            if seen > self._max_bytes:
-                raise problems.Problem(413, "body-too-large", "Body too large", self._text)
-            return part
-
-        await self._app(scope, counting, send)
-
-    @property
-    def _text(self) -> str:
-        return f"A request body has {self._max_bytes} bytes at most."
-
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from starlette.requests import Request
-
-        problem = problems.Problem(413, "body-too-large", "Body too large", self._text)
-        await problems.response(Request(scope), problem)(scope, receive, send)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -118,7 +72,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)
-    app.add_middleware(BodyLimit, max_bytes=settings.http.max_body_bytes)
+    app.add_middleware(RequestGuard, max_bytes=settings.http.max_body_bytes)
     problems.install(app)
     docs.install(app)
     return app

@@ -12,6 +12,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 
+from octrain_api.numbers import clean
+
 log = logging.getLogger("octrain_api.problems")
 
 CONTENT_TYPE = "application/problem+json"
@@ -85,7 +87,7 @@ def response(request: Request, problem: Problem) -> JSONResponse:
     if problem.errors:
         body["errors"] = [e.model_dump(exclude_none=True) for e in problem.errors]
     return JSONResponse(
-        body, status_code=problem.status, headers=problem.headers, media_type=CONTENT_TYPE
+        clean(body), status_code=problem.status, headers=problem.headers, media_type=CONTENT_TYPE
     )
 
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 import pytest
 from fastapi import FastAPI
+from octrain.local.servers import LocalServers
 from sqlalchemy import text
 
 from octrain_api.app import create_app
+from octrain_api.controller.reconciler import reconcile
+from octrain_api.controller.scheduler import schedule
 from octrain_api.database import Database
 from octrain_api.jobs.schemas import EXAMPLE_SPEC
 from octrain_api.keys.schemas import KeyRequest
@@ -109,13 +113,27 @@ async def service(migrated_url: str, redis_url: str, tmp_path: Path) -> AsyncIte
         yield running
 
 
+@pytest.fixture(scope="session")
+def template_url(database_server: LocalServers) -> str:
+    """A database with the schema to which nothing stays connected: it is copied."""
+    url = database_server.create_database("octrain_template")
+    migrate(DatabaseSettings(url=url))
+    return url
+
+
 @pytest.fixture
-async def lone_service(
-    fresh_postgres_url: str, redis_url: str, tmp_path: Path
-) -> AsyncIterator[Service]:
+def copied_url(template_url: str, postgres_url: str) -> str:
+    """A database with the schema that only this test uses."""
+    name = f"copy_{uuid.uuid4().hex}"
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE octrain_template")
+    return template_url.replace("octrain_template", name)
+
+
+@pytest.fixture
+async def lone_service(copied_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Service]:
     """The application on a database that no other test touches: for the controller's loops."""
-    migrate(DatabaseSettings(url=fresh_postgres_url))
-    async for running in _run(make_settings(fresh_postgres_url, redis_url, tmp_path), tmp_path):
+    async for running in _run(make_settings(copied_url, redis_url, tmp_path), tmp_path):
         yield running
 
 
@@ -123,3 +141,126 @@ async def lone_service(
 def spec() -> dict[str, Any]:
     """A small spec that any CPU node can run."""
     return copy.deepcopy(EXAMPLE_SPEC)
+
+
+class Worker:
+    """A node's agent and supervisor, as far as the API can see them."""
+
+    def __init__(self, service: Service, http: httpx.AsyncClient) -> None:
+        self.service = service
+        self.http = http
+        self.node_id = ""
+        self.attempt: dict[str, Any] = {}
+
+    async def register(self, name: str = "node-a", **changes: Any) -> dict[str, Any]:
+        """Register a CPU node on which the emulated engine works."""
+        engine = {"ok": True, "reasons": [], "version": None}
+        body = {
+            "name": name,
+            "boot_id": "boot-1",
+            "hostname": "host",
+            "version": "0.1.0",
+            "device_kinds": ["cpu"],
+            "cpu_slots": 1,
+            "gpus": [],
+            "engines": {
+                "emulated": engine,
+                "amp": engine,
+                "te": {"ok": False, "reasons": ["Transformer Engine is not installed"]},
+            },
+            "roots": [],
+            "private_roots": False,
+            "artifact_url": self.service.settings.storage.artifact_url,
+        } | changes
+        answer = await self.http.post("/nodes/register", json=body)
+        assert answer.status_code == 200, answer.text
+        self.node_id = answer.json()["node_id"]
+        return dict(answer.json())
+
+    async def schedule(self) -> int:
+        """One tick of the scheduler."""
+        return await schedule(self.service.database, self.service.settings.controller)
+
+    async def reconcile(self) -> None:
+        """One tick of the reconciler."""
+        await reconcile(self.service.database, self.service.settings.controller)
+
+    async def placed(self, job_id: str) -> str:
+        """The id of the job's live attempt."""
+        rows = await self.service.sql(
+            "SELECT id FROM attempts WHERE job_id = :job AND status <> 'ended'", job=job_id
+        )
+        assert len(rows) == 1
+        return str(rows[0].id)
+
+    async def claim(self, attempt_id: str, supervisor: str = "supervisor-1") -> httpx.Response:
+        """Claim an attempt; remember it when it worked."""
+        body = {"node_id": self.node_id, "supervisor": supervisor}
+        answer = await self.http.post(f"/attempts/{attempt_id}/claim", json=body)
+        if answer.status_code == 200:
+            self.attempt = answer.json()
+        return answer
+
+    async def take(self, job_id: str) -> dict[str, Any]:
+        """Schedule, and claim the job's attempt."""
+        await self.schedule()
+        answer = await self.claim(await self.placed(job_id))
+        assert answer.status_code == 200, answer.text
+        return self.attempt
+
+    async def post(self, action: str, **body: Any) -> httpx.Response:
+        """A write to the claimed attempt."""
+        body = {"fencing_token": self.attempt["fencing_token"]} | body
+        return await self.http.post(f"/attempts/{self.attempt['attempt_id']}/{action}", json=body)
+
+    async def telemetry(self, first_seq: int, *records: dict[str, Any]) -> httpx.Response:
+        """Send records."""
+        return await self.post("telemetry", first_seq=first_seq, records=list(records))
+
+    async def finish(self, outcome: str, reason: str, **more: Any) -> httpx.Response:
+        """End the attempt."""
+        return await self.post("finish", outcome=outcome, reason=reason, **more)
+
+
+@pytest.fixture
+async def worker(lone_service: Service) -> Worker:
+    """A registered CPU node with one slot, on the database of this test alone."""
+    http = lone_service.client(await lone_service.key("operations", "node"))
+    worker = Worker(lone_service, http)
+    await worker.register()
+    return worker
+
+
+@pytest.fixture
+async def user(lone_service: Service) -> httpx.AsyncClient:
+    """A user of the lone service."""
+    return await lone_service.user("ada")
+
+
+Submit = Callable[..., Awaitable[str]]
+
+
+@pytest.fixture
+def submit(spec: dict[str, Any]) -> Submit:
+    """A function that submits the small spec, with changes, and gives the job's id."""
+
+    async def post(client: httpx.AsyncClient, **changes: Any) -> str:
+        answer = await client.post("/jobs", json=spec | changes)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    return post
+
+
+@pytest.fixture
+async def running_job(worker: Worker, user: httpx.AsyncClient, submit: Submit) -> str:
+    """A job whose training has begun on the worker, with two telemetry records stored."""
+    job_id = await submit(user)
+    await worker.take(job_id)
+    answer = await worker.telemetry(
+        1,
+        {"seq": 1, "time": 1.0, "type": "phase", "phase": "training"},
+        {"seq": 2, "time": 2.0, "type": "metrics", "step": 1, "values": {"train/loss": 5.5}},
+    )
+    assert answer.json() == {"acknowledged_seq": 2}, answer.text
+    return job_id

@@ -27,6 +27,14 @@ from octrain_api.models import Attempt, Job
 from octrain_api.numbers import clean, clean_text, encode
 
 
+def _understand(raw: dict[str, Any]) -> Record:
+    try:
+        return record_adapter.validate_python(raw)
+    except ValidationError:
+        # Output may hold bytes that are no text; the rest of such a record is still good.
+        return record_adapter.validate_python(clean(raw))
+
+
 class TelemetryWriter:
     """Stores one batch of a locked attempt of a locked job.
 
@@ -46,7 +54,7 @@ class TelemetryWriter:
         changed = False
         for offset, raw in enumerate(records):
             try:
-                record = record_adapter.validate_python(raw)
+                record = _understand(raw)
             except ValidationError as error:
                 await self._refuse(first_seq + offset, raw, error)
                 continue

@@ -5,6 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlalchemy import Row, exists, func, select, update
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -45,7 +46,7 @@ class ControllerRepository:
             .join(Node, Node.id == Attempt.node_id)
             .where(Artifact.kind == "checkpoint", Artifact.job_id.in_(job_ids))
             .order_by(Artifact.job_id, Artifact.step.desc(), Artifact.created_at.desc())
-            .distinct(Artifact.job_id)
+            .ext(distinct_on(Artifact.job_id))
         )
         rows = await self._session.execute(statement)
         return {job_id: node_id for job_id, node_id, private in rows if private}

@@ -21,6 +21,7 @@ from octrain_api.jobs.transitions import FINAL, Actor, Status
 from octrain_api.listener import notify_queue
 from octrain_api.models import Attempt, Job
 from octrain_api.nodes.repository import NodeRepository
+from octrain_api.numbers import clean_text
 from octrain_api.problems import Problem, ProblemError, conflict, not_found
 from octrain_api.settings import Settings
 
@@ -116,6 +117,9 @@ class JobService:
 
     async def _check(self, body: dict[str, Any], allow_waiting: bool) -> dict[str, Any]:
         """The resolved spec; 422 with every problem found."""
+        unstorable = _unstorable(body, "")
+        if unstorable:
+            raise _invalid(unstorable)
         try:
             spec = parse_spec(body).resolved()
         except SpecInvalid as error:
@@ -230,6 +234,24 @@ class JobService:
                 f"The job is {job.status}; it cannot become {to.value} now: {error.why}.",
                 job_status=job.status,
             ) from error
+
+
+def _unstorable(value: Any, pointer: str) -> list[ProblemError]:
+    """Texts, keys too, that hold NUL or half a surrogate pair: they are not Unicode text."""
+    if isinstance(value, str):
+        if clean_text(value) == value:
+            return []
+        message = "this text holds a NUL character or half of a surrogate pair"
+        return [ProblemError(pointer=pointer, message=message, code="text")]
+    if isinstance(value, dict):
+        errors = []
+        for key, item in value.items():
+            inner = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
+            errors += _unstorable(key, inner) + _unstorable(item, inner)
+        return errors
+    if isinstance(value, list):
+        return [e for i, item in enumerate(value) for e in _unstorable(item, f"{pointer}/{i}")]
+    return []
 
 
 def _not_offered(spec: dict[str, Any]) -> list[ProblemError]:

@@ -6,7 +6,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import database_now, lock_name, seconds
-from octrain_api.models import Attempt, Node
+from octrain_api.models import Attempt, Node, Outbox
 
 
 class NodeRepository:
@@ -74,6 +74,12 @@ class NodeRepository:
             update(Attempt)
             .where(Attempt.node_id == node_id, Attempt.status == "running")
             .values(lease_expires_at=func.now() - seconds(86_400))
+        )
+
+    async def send_messages_again(self, queue: str) -> None:
+        """Have the relay send every unclaimed message of this queue anew."""
+        await self._session.execute(
+            update(Outbox).where(Outbox.queue == queue).values(sent_at=None, sendings=0)
         )
 
     async def mark_unreachable(self, heartbeat_ttl: int) -> None:

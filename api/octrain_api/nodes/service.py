@@ -53,6 +53,8 @@ class NodeService:
             for name, value in values.items():
                 setattr(node, name, value)
             await self._nodes.heard(node)
+            # What a worker took from the queue just before it went down is sent again at once.
+            await self._nodes.send_messages_again(queue_of(node.id))
         await notify_queue(self._session)
         return RegisterAnswer(
             node_id=node.id,
