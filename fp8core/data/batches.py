@@ -14,7 +14,7 @@ from typing import Any
 
 from fp8core.data.batch import Batch, round_up
 from fp8core.data.collate import Collator
-from fp8core.data.rows import Row, RowStream
+from fp8core.data.rows import Row, RowStream, empty_row
 from fp8core.errors import DataInvalid
 
 __all__ = ["BatchSource", "EvaluationBatches", "Statistics"]
@@ -26,7 +26,7 @@ _STATE_VERSION = 1
 class Statistics:
     """What all ranks together have been given since the start of training.
 
-    ``documents`` counts those that were given to their end; ``truncated`` those cut at the sequence
+    ``documents`` counts those that were read to their end; ``truncated`` those cut at the sequence
     length, ``dropped`` those with nothing to learn within it. ``tokens`` are real ones, ``padding``
     the rest of all batches.
     """
@@ -75,14 +75,14 @@ class BatchSource:
         return self
 
     def __next__(self) -> Batch:
-        rows = _take(self._stream, self._batch_size * self._world)
+        rows = _take(self._stream, self._collator, self._batch_size * self._world, self.statistics)
         if len(rows) < self._world:
             raise StopIteration
         shares = _deal(rows, self._batch_size, self._world)
         first = self._rows + sum(len(share) for share in shares[: self._rank])
         batch = self._collator(shares[self._rank], first)
         self._rows += len(rows)
-        _count(self.statistics, shares, self._collator)
+        _count_tokens(self.statistics, shares, self._collator)
         return batch
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class EvaluationBatches:
             shares = _deal(rows, self._batch_size, self._world)
             share = shares[self._rank]
             first = number + sum(len(before) for before in shares[: self._rank])
-            yield self._collator(share or [self._collator.empty_row()], first)
+            yield self._collator(share or [empty_row()], first)
             number += len(rows)
 
     def __len__(self) -> int:
@@ -181,16 +181,25 @@ class EvaluationBatches:
         stream = self._open_stream(count_bytes)
         left = self._limit
         size = self._batch_size * self._world
-        while rows := _take(stream, size if left is None else min(size, left)):
+        while True:
+            wanted = size if left is None else min(size, left)
+            rows = _take(stream, self._collator, wanted, Statistics())
+            if not rows:
+                return
             yield rows
             if left is not None:
                 left -= len(rows)
 
 
-def _take(stream: RowStream, count: int) -> list[Row]:
+def _take(stream: RowStream, collator: Collator, count: int, statistics: Statistics) -> list[Row]:
+    """Up to ``count`` rows with targets; fewer only at the end."""
     rows: list[Row] = []
     while len(rows) < count and (row := stream.next_row()) is not None:
-        rows.append(row)
+        statistics.documents += row.documents
+        statistics.truncated += row.truncated
+        statistics.dropped += row.dropped
+        if collator.has_targets(row):
+            rows.append(row)
     return rows
 
 
@@ -208,13 +217,10 @@ def _deal(rows: list[Row], batch_size: int, world: int) -> list[list[Row]]:
     return shares
 
 
-def _count(counts: Statistics, shares: list[list[Row]], collator: Collator) -> None:
+def _count_tokens(counts: Statistics, shares: list[list[Row]], collator: Collator) -> None:
     for share in shares:
         longest = max(len(row.ids) for row in share)
         width = round_up(collator.sequence_length if collator.packed else longest)
         tokens = sum(len(row.ids) for row in share)
         counts.tokens += tokens
         counts.padding += width * len(share) - tokens
-        counts.documents += sum(row.documents for row in share)
-        counts.truncated += sum(row.truncated for row in share)
-        counts.dropped += sum(row.dropped for row in share)

@@ -43,6 +43,10 @@ class MaskedTokens:
         self._probability = probability
         self._seed = seed
 
+    def can_choose(self, ids: NDArray[np.int32]) -> bool:
+        """Whether any of the tokens [n] is an ordinary one."""
+        return not bool(self._special[ids].all())
+
     def apply(
         self, ids: NDArray[np.int32], row_number: int
     ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -115,7 +119,10 @@ class Collator:
             causal=self.task == "causal_lm",
         )
 
-    def empty_row(self) -> Row:
-        """A row of padding alone."""
-        nothing = np.zeros(0, dtype=np.int32)
-        return Row(nothing, nothing, nothing, nothing, -1, 0, 0, 0, 0)
+    def has_targets(self, row: Row) -> bool:
+        """Whether a row can teach anything: the rest of a document of one token cannot."""
+        if self.masking is not None:
+            return self.masking.can_choose(row.ids)
+        if self.task == "sequence_classification":
+            return len(row.ids) > 0
+        return bool((row.labels != IGNORED).any())

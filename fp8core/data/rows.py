@@ -20,7 +20,7 @@ from fp8core.data.formats import Example
 from fp8core.data.order import EpochOrder
 from fp8core.errors import DataInvalid
 
-__all__ = ["DocumentFeed", "Row", "RowStream", "SingleRows", "SplitRows", "WholeRows"]
+__all__ = ["DocumentFeed", "Row", "RowStream", "SingleRows", "SplitRows", "WholeRows", "empty_row"]
 
 _ENCODED_AT_ONCE = 32
 _WINDOW_ROWS = 32
@@ -28,7 +28,7 @@ _WINDOW_ROWS = 32
 
 @dataclass(frozen=True)
 class Row:
-    """One sequence without padding.
+    """One sequence without padding; without tokens when it only reports what was left out.
 
     ``ids``, ``labels``, ``document_ids``, ``position_ids`` [n] (int32; -100 in ``labels``: no
     target). ``label``: class id or -1. ``target_bytes``: UTF-8 bytes of the targets, where counted.
@@ -130,7 +130,7 @@ class SplitRows(_Stream):
             else:
                 self._offset = stop
         if not parts:
-            return None
+            return empty_row(dropped) if dropped else None
         return _assemble(parts, self._shifted, documents=ended, dropped=dropped)
 
     def state_dict(self) -> dict[str, int]:
@@ -189,17 +189,10 @@ class WholeRows(_Stream):
                 empty += 1
                 self._refuse_if_endless(empty)
         self._next_position = position
-        rows = []
-        for index, members in enumerate(_best_fit(examples, self._length)):
+        rows: list[Row] = [empty_row(dropped)] if dropped else []
+        for members in _best_fit(examples, self._length):
             parts = [examples[member] for member in members]
-            rows.append(
-                _assemble(
-                    parts,
-                    self._shifted,
-                    documents=len(parts),
-                    dropped=dropped if index == 0 else 0,
-                )
-            )
+            rows.append(_assemble(parts, self._shifted, documents=len(parts), dropped=0))
         return rows
 
 
@@ -214,13 +207,19 @@ class SingleRows(_Stream):
                 return _assemble([example], self._shifted, documents=1, dropped=dropped)
             dropped += 1
             self._refuse_if_endless(dropped)
-        return None
+        return empty_row(dropped) if dropped else None
 
     def state_dict(self) -> dict[str, int]:
         return {"position": self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position = int(state["position"])
+
+
+def empty_row(dropped: int = 0) -> Row:
+    """A row without tokens: what becomes of it is padding, or a count of dropped documents."""
+    nothing = np.zeros(0, dtype=np.int32)
+    return Row(nothing, nothing, nothing, nothing, -1, 0, 0, 0, dropped)
 
 
 def _best_fit(examples: Sequence[Example], length: int) -> list[list[int]]:

@@ -114,14 +114,15 @@ def _files(
     found = sorted(entry for entry in path.rglob(f"*{suffix}") if not entry.is_dir())
     if not found:
         raise invalid(shown, f"the folder holds no {suffix} file", pointer=pointer)
-    return [
+    files: list[tuple[Path, str]] = []
+    for entry in found:
+        name = str(Path(shown) / entry.relative_to(path))
         # A link below the folder may lead anywhere, so each file is checked by itself.
-        (
-            resolve_path(entry, roots, pointer=pointer, missing=DataInvalid),
-            str(Path(shown) / entry.relative_to(path)),
-        )
-        for entry in found
-    ]
+        file = resolve_path(entry, roots, pointer=pointer, missing=DataInvalid)
+        if not file.is_file():  # opening a pipe would wait for ever
+            raise DataInvalid(f"{name}: neither a file nor a folder", pointer=pointer)
+        files.append((file, name))
+    return files
 
 
 def _kind_of_upload(folder: Path, shown: str) -> str:

@@ -1,0 +1,424 @@
+"""Batches: packing, padding, order, resume, ranks, evaluation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fp8core.data import Batch, open_corpus, open_dataset
+from fp8core.data.tokenizer_build import byte_tokenizer
+from fp8core.data.tokenizers import Tokenizer
+from fp8core.errors import DataInvalid, SpecRefused
+
+Spec = Callable[..., Any]
+BYTES = Tokenizer(byte_tokenizer())
+ENCODER = Tokenizer(byte_tokenizer(encoder=True))
+END = 256
+
+
+def texts(count: int) -> list[str]:
+    """Documents of 1 to 90 characters, each told apart by its beginning."""
+    return [f"{index:03d}:" + "x" * (index * 37 % 87) for index in range(count)]
+
+
+@pytest.fixture
+def corpus_spec(make_spec: Spec, write_jsonl: Callable[..., Path]) -> Spec:
+    """A spec over 60 documents: corpus_spec("text" | "prompt_completion" | "labelled", ...)."""
+
+    def make(kind: str, *, packing: bool | None = None, **parts: Any) -> Any:
+        rows: list[dict[str, Any]] = [{"text": text} for text in texts(60)]
+        task = parts.pop("task", "causal_lm")
+        if kind == "prompt_completion":
+            rows = [{"prompt": t[:4], "completion": t[4:] + "!"} for t in texts(60)]
+        if kind == "labelled":
+            rows = [{"text": t, "label": "ab"[i % 2]} for i, t in enumerate(texts(60))]
+            task = "sequence_classification"
+        data = {"source": "jsonl", "path": str(write_jsonl(rows)), "format": kind}
+        if packing is not None:
+            data["packing"] = packing
+        data |= parts.pop("data", {})
+        return make_spec(data=data, task=task, **parts)
+
+    return make
+
+
+KINDS: list[tuple[str, bool | None, str]] = [
+    ("text", True, "causal_lm"),
+    ("text", False, "causal_lm"),
+    ("prompt_completion", True, "causal_lm"),
+    ("prompt_completion", False, "causal_lm"),
+    ("labelled", None, "sequence_classification"),
+    ("text", True, "masked_lm"),
+    ("text", False, "masked_lm"),
+]
+
+
+def tokenizer_for(task: str) -> Tokenizer:
+    return BYTES if task == "causal_lm" else ENCODER
+
+
+def same(left: Batch, right: Batch) -> bool:
+    fields = ("input_ids", "labels", "position_ids", "document_ids")
+    masks = (left.attention_mask, right.attention_mask)
+    return (
+        all(torch.equal(getattr(left, name), getattr(right, name)) for name in fields)
+        and (left.token_count, left.target_count) == (right.token_count, right.target_count)
+        and (masks[0] is None) == (masks[1] is None)
+        and (masks[0] is None or masks[1] is None or torch.equal(*masks))
+    )
+
+
+def stream_of(batches: Iterable[Batch]) -> list[int]:
+    """All real tokens, row after row."""
+    return [
+        token
+        for batch in batches
+        for ids, owners in zip(batch.input_ids, batch.document_ids, strict=True)
+        for token in ids[owners >= 0].tolist()
+    ]
+
+
+def documents_of(batches: Iterable[Batch]) -> list[list[int]]:
+    """Token lists of all documents (or their parts), in the order of rows."""
+    found = []
+    for batch in batches:
+        for ids, owners in zip(batch.input_ids, batch.document_ids, strict=True):
+            for document in range(int(owners.max()) + 1):
+                found.append(ids[owners == document].tolist())
+    return found
+
+
+@pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
+def test_shapes_padding_and_positions(
+    corpus_spec: Spec, kind: str, packing: bool | None, task: str
+) -> None:
+    spec = corpus_spec(
+        kind, packing=packing, task=task, training={"sequence_length": 40}, data={"epochs": 1}
+    )
+    data = open_dataset(spec, tokenizer_for(task), corpus=None)
+    batches = list(data.train)
+    assert data.evaluation is not None
+    for batch in [*batches, *data.evaluation]:
+        rows, length = batch.input_ids.shape
+        # 40 is no multiple of 16: rows hold 40 tokens and are padded to 48.
+        assert length % 16 == 0
+        assert rows * length % 16 == 0
+        assert (batch.document_ids >= 0).sum(1).max() <= 40
+        assert batch.packed == (packing is True)
+        if batch.packed:
+            assert length == 48
+        padding = batch.document_ids == -1
+        assert (batch.input_ids[padding] == 257).all()
+        assert (batch.position_ids[padding] == 0).all()
+        assert batch.token_count == int((~padding).sum())
+        if batch.attention_mask is not None:
+            assert torch.equal(batch.attention_mask, ~padding)
+        if task == "sequence_classification":
+            assert batch.labels.shape == (rows,)
+            assert batch.target_count == rows
+        else:
+            assert (batch.labels[padding] == -100).all()
+            assert batch.target_count == int((batch.labels != -100).sum()) > 0
+        for owners, positions, labels in zip(
+            batch.document_ids, batch.position_ids, batch.labels, strict=True
+        ):
+            for document in range(int(owners.max()) + 1):
+                mine = owners == document
+                assert positions[mine].tolist() == list(range(int(mine.sum())))
+                if task == "causal_lm":
+                    assert labels[mine][0] == -100
+    assert len(batches[-1].input_ids) in (1, 2)
+
+
+def test_packed_text_loses_no_token_and_fills_every_row(corpus_spec: Spec) -> None:
+    spec = corpus_spec("text", data={"epochs": 1, "shuffle": False}, evaluation={"fraction": 0})
+    batches = list(open_dataset(spec, BYTES).train)
+    stream = stream_of(batches)
+    assert stream == [token for text in texts(60) for token in [*text.encode(), END]]
+    assert all(batch.token_count == 128 for batch in batches[:-1])
+    for batch in batches:
+        inside = (batch.position_ids > 0) & (batch.document_ids >= 0)
+        assert torch.equal(batch.labels != -100, inside)
+        assert torch.equal(batch.labels[inside], batch.input_ids[inside])
+
+
+def test_prompts_are_no_targets_and_documents_stay_whole(corpus_spec: Spec) -> None:
+    spec = corpus_spec(
+        "prompt_completion",
+        data={"epochs": 1},
+        evaluation={"fraction": 0},
+        training={"sequence_length": 128},
+    )
+    data = open_dataset(spec, BYTES)
+    batches = list(data.train)
+    whole = sorted([*text.encode(), ord("!"), END] for text in texts(60))
+    assert sorted(documents_of(batches)) == whole
+    assert max(int(batch.document_ids.max()) for batch in batches) > 0
+    for batch in batches:
+        real = batch.document_ids >= 0
+        assert torch.equal(batch.labels != -100, real & (batch.position_ids >= 4))
+    # Best fit leaves little room: under a tenth of all but the final rows.
+    assert data.train.statistics.padding_share < 0.2
+    assert data.train.statistics.documents == 60
+
+
+def test_long_documents_are_cut_and_counted(corpus_spec: Spec) -> None:
+    spec = corpus_spec(
+        "prompt_completion",
+        data={"epochs": 1},
+        evaluation={"fraction": 0},
+        training={"sequence_length": 32},
+    )
+    data = open_dataset(spec, BYTES)
+    list(data.train)
+    long = [text for text in texts(60) if len(text) + 2 > 32]
+    statistics = data.train.statistics
+    assert (statistics.documents, statistics.truncated, statistics.dropped) == (60, len(long), 0)
+    assert statistics.tokens == sum(min(32, len(text) + 2) for text in texts(60))
+
+
+def test_what_has_no_target_left_is_dropped(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    rows = [{"prompt": "p" * 40, "completion": "c"}, {"prompt": "p", "completion": "c"}]
+    for packing in (True, False):
+        path = str(write_jsonl(rows))
+        data = {"source": "jsonl", "path": path, "format": "prompt_completion"}
+        spec = make_spec(
+            data=data | {"epochs": 1, "packing": packing},
+            evaluation={"fraction": 0},
+            training={"sequence_length": 32},
+        )
+        train = open_dataset(spec, BYTES).train
+        assert documents_of(train) == [[ord("p"), ord("c"), END]]
+        assert train.statistics.dropped == 1
+        spec = make_spec(
+            data=data | {"path": str(write_jsonl(rows[:1], "long.jsonl")), "packing": packing},
+            evaluation={"fraction": 0},
+            training={"sequence_length": 32},
+        )
+        with pytest.raises(DataInvalid, match="anything to learn") as raised:
+            next(open_dataset(spec, BYTES).train)
+        assert raised.value.pointer == "/training/sequence_length"
+
+
+@pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
+def test_resume_gives_exactly_the_next_batches(
+    corpus_spec: Spec, kind: str, packing: bool | None, task: str
+) -> None:
+    spec = corpus_spec(kind, packing=packing, task=task)
+    tokenizer = tokenizer_for(task)
+    train = open_dataset(spec, tokenizer).train
+    # 80 batches are several epochs; a state is taken before each.
+    states, batches = [], []
+    for _ in range(80):
+        states.append(json.loads(json.dumps(train.state_dict())))
+        batches.append(next(train))
+    assert len(json.dumps(states[-1])) < 500
+    for start in (0, 1, 7, 30, 79):
+        resumed = open_dataset(spec, tokenizer).train
+        resumed.load_state_dict(states[start])
+        for expected in batches[start : start + 12]:
+            assert same(next(resumed), expected)
+        if start == 30:
+            assert resumed.state_dict() == states[42]
+    # The order changes from epoch to epoch.
+    assert not any(same(batches[0], later) for later in batches[1:])
+
+
+def test_a_state_of_other_data_is_refused(corpus_spec: Spec) -> None:
+    state = open_dataset(corpus_spec("text"), BYTES).train.state_dict()
+    for other in (
+        corpus_spec("text", data={"shuffle_seed": 1}),
+        corpus_spec("text", training={"sequence_length": 32}),
+        corpus_spec("text", data={"append_end_of_text": False}),
+    ):
+        with pytest.raises(DataInvalid, match="changed since the checkpoint"):
+            open_dataset(other, BYTES).train.load_state_dict(state)
+    with pytest.raises(DataInvalid, match="version 2"):
+        open_dataset(corpus_spec("text"), BYTES).train.load_state_dict({**state, "version": 2})
+
+
+@pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
+def test_ranks_share_the_rows_of_one_order(
+    corpus_spec: Spec, kind: str, packing: bool | None, task: str
+) -> None:
+    spec = corpus_spec(kind, packing=packing, task=task)
+    tokenizer = tokenizer_for(task)
+    alone = open_dataset(spec, tokenizer).train
+    ranks = [open_dataset(spec, tokenizer, rank=rank, world=3).train for rank in range(3)]
+    for _ in range(10):
+        for rank in ranks:
+            assert same(next(rank), next(alone))
+        states = [rank.state_dict() for rank in ranks]
+        assert states[0] == states[1] == states[2]
+    # A checkpoint of three ranks goes on with one.
+    again = open_dataset(spec, tokenizer).train
+    again.load_state_dict(ranks[0].state_dict())
+    assert same(next(again), next(alone))
+
+
+def test_the_last_round_is_dealt_evenly(make_spec: Spec, write_jsonl: Callable[..., Path]) -> None:
+    # 7 rows of one document each, in rounds of 2 ranks times 2.
+    path = write_jsonl([{"text": f"{index}"} for index in range(7)])
+    data = {"source": "jsonl", "path": str(path), "packing": False, "epochs": 1}
+    spec = make_spec(data=data, evaluation={"fraction": 0})
+    ranks = [list(open_dataset(spec, BYTES, rank=rank, world=2).train) for rank in range(2)]
+    assert [[len(batch.input_ids) for batch in rank] for rank in ranks] == [[2, 2], [2, 1]]
+    found = documents_of(itertools.chain(*ranks))
+    assert sorted(found) == [[ord(f"{index}"), END] for index in range(7)]
+    # With eight ranks the single round of seven rows is too small for all.
+    assert list(open_dataset(spec, BYTES, rank=0, world=8).train) == []
+
+
+def test_epochs_bound_the_run_and_repeat_every_document(corpus_spec: Spec) -> None:
+    spec = corpus_spec("text", packing=False, data={"epochs": 2}, training={"sequence_length": 96})
+    data = open_dataset(spec, BYTES)
+    found = documents_of(data.train)
+    assert sorted(found) == sorted(2 * [list(x) for x in {tuple(d) for d in found}])
+    assert len(found) == 2 * len(data.corpus.training) == 118
+    assert next(data.train, None) is None
+
+
+def test_evaluation_is_disjoint_repeatable_and_counts_its_bytes(corpus_spec: Spec) -> None:
+    spec = corpus_spec(
+        "text",
+        data={"epochs": 1},
+        evaluation={"fraction": 0.2},
+        training={"sequence_length": 96},
+    )
+    data = open_dataset(spec, BYTES)
+    assert data.evaluation is not None
+    first, second = list(data.evaluation), list(data.evaluation)
+    assert len(first) == len(data.evaluation)
+    assert all(same(a, b) for a, b in zip(first, second, strict=True))
+    training = list(data.corpus.training_texts())
+    held_out = list(data.corpus.evaluation_texts())
+    assert (len(training), len(held_out)) == (48, 12)
+    assert sorted(training + held_out) == texts(60)
+    stream = stream_of(first)
+    assert stream == [token for text in held_out for token in [*text.encode(), END]]
+    # A byte is a token here; the end of text stands for no byte.
+    targets = sum(int(((batch.labels != -100) & (batch.labels != END)).sum()) for batch in first)
+    assert data.evaluation_bytes == targets
+
+
+def test_evaluation_bytes_of_ranks_and_of_max_batches(corpus_spec: Spec) -> None:
+    def of(**evaluation: Any) -> Any:
+        return corpus_spec("text", evaluation={"fraction": 0.3} | evaluation)
+
+    data = open_dataset(of(), BYTES)
+    whole = list(data.evaluation or ())
+    ranks = [open_dataset(of(), BYTES, rank=rank, world=4) for rank in range(4)]
+    shares = [list(rank.evaluation or ()) for rank in ranks]
+    assert {len(share) for share in shares} == {len(ranks[0].evaluation or ())}
+    assert {rank.evaluation_bytes for rank in ranks} == {data.evaluation_bytes}
+    together = [batch for round in zip(*shares, strict=True) for batch in round]
+    assert documents_of(together) == documents_of(whole)
+    assert sum(b.target_count for b in together) == sum(b.target_count for b in whole)
+    # A rank without rows gets padding and no targets.
+    assert all(len(batch.input_ids) >= 1 for batch in together)
+    limited = open_dataset(of(max_batches=2), BYTES)
+    assert len(limited.evaluation or ()) == 2
+    assert all(same(a, b) for a, b in zip(limited.evaluation or (), whole[:2], strict=True))
+    assert 0 < limited.evaluation_bytes < data.evaluation_bytes
+
+
+def test_a_single_huge_document_is_split_in_blocks(make_spec: Spec, tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"sentence number {index}.\n" for index in range(20_000)))
+    spec = make_spec(
+        data={"source": "text", "path": str(path), "epochs": 1},
+        training={"sequence_length": 512, "batch_size": 4},
+        evaluation={"fraction": 0.05},
+    )
+    data = open_dataset(spec, BYTES)
+    training = "".join(data.corpus.training_texts())
+    held_out = "".join(data.corpus.evaluation_texts())
+    assert len(training) + len(held_out) == path.stat().st_size
+    assert len(held_out) / path.stat().st_size == pytest.approx(0.05, rel=0.2)
+    assert not set(held_out.splitlines()) & set(training.splitlines())
+    batches = [*data.train, *(data.evaluation or ())]
+    assert stream_of(batches).count(END) == 1
+
+
+def test_one_record_cannot_be_split(make_spec: Spec, write_jsonl: Callable[..., Path]) -> None:
+    data = {"source": "jsonl", "path": str(write_jsonl([{"text": "a"}]))}
+    with pytest.raises(DataInvalid, match="single document") as raised:
+        open_corpus(make_spec(data=data))
+    assert raised.value.pointer == "/evaluation/fraction"
+    spec = make_spec(data=data, evaluation={"fraction": 0})
+    assert open_dataset(spec, BYTES).evaluation is None
+
+
+def test_classes_are_discovered_sorted_or_given(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    def labelled(values: list[Any], **data: Any) -> Any:
+        path = write_jsonl({"text": f"t{i}", "label": label} for i, label in enumerate(values))
+        return make_spec(
+            data={"source": "jsonl", "path": str(path), "format": "labelled"} | data,
+            task="sequence_classification",
+        )
+
+    assert open_corpus(labelled(["b", "a", "c"] * 9)).class_labels == ("a", "b", "c")
+    assert open_corpus(labelled([10, 9, 2] * 9)).class_labels == ("2", "9", "10")
+    given = open_dataset(labelled(["b", "a"] * 9, labels=["b", "x", "a"]), ENCODER)
+    assert given.class_labels == ("b", "x", "a")
+    batch = next(given.train)
+    for ids, label in zip(batch.input_ids, batch.labels.tolist(), strict=True):
+        assert ids[0] == 259
+        number = int(bytes(token for token in ids.tolist() if token < 256)[1:])
+        assert label == (0 if number % 2 == 0 else 2)
+    with pytest.raises(DataInvalid, match=r"data\.jsonl, line 2: the label 'a' is not one of"):
+        open_corpus(labelled(["b", "a"] * 9, labels=["b", "x"]))
+    with pytest.raises(DataInvalid, match="all labels are 'b'"):
+        open_corpus(labelled(["b"] * 9))
+
+
+def test_a_label_of_the_held_out_part_alone_is_refused(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    labels = ["a", "b"] * 20
+    path = write_jsonl({"text": "t", "label": label} for label in labels)
+    data = {"source": "jsonl", "path": str(path), "format": "labelled"}
+    spec = make_spec(data=data, task="sequence_classification")
+    held_out = int(open_corpus(spec).evaluation[0])
+    labels[held_out] = "rare"
+    write_jsonl({"text": "t", "label": label} for label in labels)
+    with pytest.raises(DataInvalid, match=f"line {held_out + 1}: the label 'rare' is not in"):
+        open_corpus(spec)
+
+
+def test_encoder_templates_survive_truncation(corpus_spec: Spec) -> None:
+    spec = corpus_spec("labelled", training={"sequence_length": 32})
+    batch = next(open_dataset(spec, ENCODER).train)
+    lengths = (batch.document_ids >= 0).sum(1)
+    for ids, length in zip(batch.input_ids, lengths.tolist(), strict=True):
+        assert (int(ids[0]), int(ids[length - 1])) == (259, END)
+        assert END not in ids[: length - 1]
+
+
+def test_end_of_text_is_appended_or_not_or_missing(corpus_spec: Spec) -> None:
+    spec = corpus_spec("text", data={"append_end_of_text": False, "epochs": 1})
+    assert not any((b.input_ids == END).any() for b in open_dataset(spec, BYTES).train)
+    bare = byte_tokenizer()
+    bare.eos_token = None
+    with pytest.raises(SpecRefused, match="no end-of-text token") as raised:
+        open_dataset(corpus_spec("text"), Tokenizer(bare))
+    assert raised.value.pointer == "/data/append_end_of_text"
+
+
+def test_batches_move_and_keep_their_counts(corpus_spec: Spec) -> None:
+    for packing in (True, False):
+        batch = next(open_dataset(corpus_spec("text", packing=packing), BYTES).train)
+        moved = batch.to("meta")
+        assert moved.input_ids.device.type == "meta"
+        assert moved.labels.device.type == moved.document_ids.device.type == "meta"
+        assert (moved.attention_mask is None) == packing
+        assert moved.token_count == batch.token_count
