@@ -3,8 +3,8 @@
 transformers builds the module on the meta device and fills it tensor by tensor on the target
 device and in the target dtype, with its renamings, prefixes and ties. It is given the tensors of
 the checkpoint as objects that read themselves when asked, so that at no time is there more than
-the model plus the few tensors in flight; and it never sees a path, so it can neither read a file
-that was not checked nor fetch one.
+the model plus one tensor (a few, on their way to a GPU); and it never sees a path, so it can
+neither read a file that was not checked nor fetch one.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def load(
     if source.folder is not None:
         tensors = stored_tensors(source)
     device = torch.device(device)
-    with _quiet(), _seeded(spec.training.seed, device):
+    with _quiet(), _one_at_a_time(device), _seeded(spec.training.seed, device):
         model, found = _fill(source, model_class, config, tensors, device, dtype)
     fresh: tuple[str, ...] = ()
     if source.folder is not None:
@@ -181,6 +181,22 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def _one_at_a_time(device: torch.device) -> Iterator[None]:
+    """On a CPU, tensors read ahead by threads would lie in the same memory as the model."""
+    name = "HF_DEACTIVATE_ASYNC_LOAD"
+    before = os.environ.get(name)
+    if device.type == "cpu":
+        os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
 
 
 @contextmanager
