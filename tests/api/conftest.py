@@ -17,6 +17,7 @@ from octrain.local.servers import LocalServers
 from sqlalchemy import text
 
 from octrain_api.app import create_app
+from octrain_api.clocks import API, beat
 from octrain_api.controller.reconciler import reconcile
 from octrain_api.controller.scheduler import schedule
 from octrain_api.database import Database
@@ -43,7 +44,8 @@ def make_settings(postgres_url: str, redis_url: str, folder: Path) -> Settings:
         storage=StorageSettings(
             artifact_url=(folder / "artifacts").as_uri(), roots_text=str(folder / "shared")
         ),
-        http=HttpSettings(stream_keep_alive=0.5, stream_poll=0.2),
+        # Tests say themselves when the API is alive: see Worker.reconcile.
+        http=HttpSettings(stream_keep_alive=0.5, stream_poll=0.2, alive_interval=3600),
         controller=ControllerSettings(),
     )
 
@@ -181,8 +183,11 @@ class Worker:
         """One tick of the scheduler."""
         return await schedule(self.service.database, self.service.settings.controller)
 
-    async def reconcile(self) -> None:
-        """One tick of the reconciler."""
+    async def reconcile(self, *, api_alive: bool = True) -> None:
+        """One tick of the reconciler, just after the API has said that it lives (or not)."""
+        if api_alive:
+            async with self.service.database.transaction() as session:
+                await beat(session, API, self.service.settings.controller.downtime_tolerance)
         await reconcile(self.service.database, self.service.settings.controller)
 
     async def placed(self, job_id: str) -> str:
