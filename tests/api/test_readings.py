@@ -1,0 +1,278 @@
+"""What readers get: metrics, logs, the live stream, artifacts."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import random
+from typing import Any
+
+import pytest
+
+from octrain_api.metrics.service import thin
+
+
+def _metrics(step: int, **values: Any) -> dict[str, Any]:
+    return {"type": "metrics", "step": step, "values": values}
+
+
+def _log(text: str, stream: str = "stdout") -> dict[str, Any]:
+    return {"type": "log", "stream": stream, "time": 1.5, "text": text}
+
+
+async def _points(user: Any, job_id: str, query: str = "") -> dict[tuple[str, int], Any]:
+    answer = await user.get(f"/jobs/{job_id}/metrics{query}")
+    assert answer.status_code == 200, answer.text
+    return {(s["name"], s["attempt"]): s["points"] for s in answer.json()["series"]}
+
+
+async def test_non_finite_values_survive(worker: Any, user: Any, running_job: str) -> None:
+    odd = ["NaN", "Infinity", "-Infinity", 0.1]
+    await worker.telemetry(3, *(_metrics(n, odd=value) for n, value in enumerate(odd)))
+    points = await _points(user, running_job, "?keys=odd")
+    assert points == {("odd", 1): [[n, value] for n, value in enumerate(odd)]}
+    latest = (await user.get(f"/jobs/{running_job}")).json()["latest_metrics"]
+    assert latest == {"train/loss": 5.5, "odd": 0.1}
+
+
+async def test_the_newest_attempt_wins_where_steps_repeat(
+    worker: Any, user: Any, running_job: str
+) -> None:
+    await worker.telemetry(3, *(_metrics(step, x=float(step)) for step in range(1, 8)))
+    await worker.finish("stopped", "stopped_by_request", step=7)
+    await worker.take(running_job)
+    await worker.telemetry(1, *(_metrics(step, x=100.0 + step) for step in range(5, 10)))
+    points = await _points(user, running_job, "?keys=x")
+    assert points == {
+        ("x", 1): [[s, float(s)] for s in range(1, 5)],
+        ("x", 2): [[s, 100.0 + s] for s in range(5, 10)],
+    }
+    raw = await _points(user, running_job, "?keys=x&attempt=1")
+    assert len(raw["x", 1]) == 7
+    some = await _points(user, running_job, "?keys=x&from_step=4&to_step=6")
+    assert some == {("x", 1): [[4, 4.0]], ("x", 2): [[5, 105.0], [6, 106.0]]}
+
+
+async def test_buckets_keep_spikes(worker: Any, user: Any, running_job: str) -> None:
+    values: list[Any] = [float(step % 7) for step in range(1000)]
+    values[437], values[700], values[999] = 1e9, -1e9, 3.25
+    values[850] = "NaN"
+    await worker.telemetry(3, *(_metrics(step, y=value) for step, value in enumerate(values)))
+    points = (await _points(user, running_job, "?keys=y&max_points=90"))["y", 1]
+    assert len(points) <= 90
+    for kept in ([437, 1e9], [700, -1e9], [999, 3.25], [850, "NaN"]):
+        assert kept in points
+    assert [step for step, _ in points] == sorted(step for step, _ in points)
+
+
+def test_thinning_is_bounded_and_exact() -> None:
+    random.seed(1)
+    for count in (0, 1, 2, 3, 10, 99, 100, 101, 5000):
+        points = [(step, random.choice([1.0, math.nan, random.random()])) for step in range(count)]
+        for limit in (3, 4, 5, 100, 1000):
+            kept = thin(points, limit)
+            assert len(kept) <= limit
+            assert all(any(point is other for other in points) for point in kept)
+            assert kept[-1:] == points[-1:]
+            finite = [value for _, value in points if math.isfinite(value)]
+            if finite:
+                assert min(finite) in [value for _, value in kept]
+
+
+async def test_logs_are_paged_by_line(worker: Any, user: Any, running_job: str) -> None:
+    await worker.telemetry(3, *(_log(f"line {n}") for n in range(1, 6)))
+    await worker.telemetry(8, _log("warning", "stderr"), _metrics(9, a=1.0), _log("last"))
+    seen: list[dict[str, Any]] = []
+    after = 0
+    while True:
+        page = (await user.get(f"/jobs/{running_job}/logs?after={after}&limit=2")).json()
+        if not page["lines"]:
+            assert page["next_after"] == after
+            break
+        seen += page["lines"]
+        after = page["next_after"]
+    assert [line["seq"] for line in seen] == list(range(1, 8))
+    assert [line["text"] for line in seen][-2:] == ["warning", "last"]
+    assert seen[5] == {
+        "seq": 6,
+        "time": 1.5,
+        "stream": "stderr",
+        "attempt": 1,
+        "text": "warning",
+    }
+
+
+def _messages(text: str) -> list[tuple[int | None, str, Any]]:
+    """(id, event, data) of each message of a whole stream."""
+    found = []
+    for block in text.split("\n\n"):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
+        if "event" in fields:
+            identifier = int(fields["id"]) if "id" in fields else None
+            found.append((identifier, fields["event"], json.loads(fields["data"])))
+    return found
+
+
+async def test_a_stream_resumes_anywhere_and_repeats_nothing(
+    worker: Any, user: Any, running_job: str
+) -> None:
+    await worker.telemetry(3, *(_metrics(s, x=float(s)) for s in (2, 3)), _log("a"), _log("b"))
+    await worker.telemetry(7, _metrics(4, x="NaN"), {"type": "progress", "step": 4})
+    await worker.finish("succeeded", "completed", step=4)
+    whole = _messages((await user.get(f"/jobs/{running_job}/stream")).text)
+    ids = [identifier for identifier, _, _ in whole if identifier is not None]
+    assert ids == sorted(set(ids))
+    assert ids == list(range(1, ids[-1] + 1)), "every number of the job's line is told"
+    assert whole[-1][1] == "end"
+    assert whole[-1][2]["status"] == "succeeded"
+    statuses = [data["status"] for _, event, data in whole if event == "status"]
+    assert statuses == ["queued", "starting", "running", "succeeded"]
+    points = [data["points"] for _, event, data in whole if event == "metrics"]
+    assert points == [
+        {"train/loss": [[1, 5.5]]},
+        {"x": [[2, 2.0], [3, 3.0]]},
+        {"x": [[4, "NaN"]]},
+    ]
+    assert [data["text"] for _, event, data in whole if event == "log"] == ["a", "b"]
+    numbered = [m for m in whole if m[1] not in ("progress", "end")]
+    for last in ids:
+        header = {"Last-Event-ID": str(last)}
+        rest = _messages((await user.get(f"/jobs/{running_job}/stream", headers=header)).text)
+        position = next(i for i, m in enumerate(numbered) if m[0] == last)
+        expected = numbered[position + 1 :]
+        assert [m for m in rest if m[1] not in ("progress", "end")] == expected
+    bad = await user.get(f"/jobs/{running_job}/stream", headers={"Last-Event-ID": "x"})
+    assert bad.status_code == 422
+
+
+@pytest.fixture
+async def stored(worker: Any, user: Any, running_job: str, lone_service: Any) -> dict[str, Any]:
+    """A registered model of two files that lie in the store."""
+    prefix = worker.attempt["artifact_prefix"]
+    folder = lone_service.folder / "artifacts" / prefix / "model"
+    (folder / "sub").mkdir(parents=True)
+    files = []
+    for path, content in (("config.json", b"{}"), ("sub/model.safetensors", b"\x00\x01" * 5000)):
+        (folder / path).write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        files.append({"path": path, "size": len(content), "sha256": digest})
+    url = f"{lone_service.settings.storage.artifact_url}/{prefix}/model"
+    body = {"kind": "model", "name": "model", "step": 5, "url": url, "files": files}
+    first = await worker.post("artifacts", **body)
+    again = await worker.post("artifacts", **body)
+    assert first.json() == again.json()
+    return {"id": first.json()["artifact_id"], "folder": folder, "body": body}
+
+
+async def test_artifacts_are_listed_and_downloaded(
+    user: Any, running_job: str, stored: Any
+) -> None:
+    [artifact] = (await user.get(f"/jobs/{running_job}/artifacts")).json()["items"]
+    assert (artifact["id"], artifact["kind"], artifact["size"]) == (stored["id"], "model", 10002)
+    assert artifact["files"] == stored["body"]["files"]
+    base = f"/jobs/{running_job}/artifacts/{artifact['id']}/files"
+    for file in artifact["files"]:
+        answer = await user.get(f"{base}/{file['path']}")
+        assert answer.status_code == 200
+        assert hashlib.sha256(answer.content).hexdigest() == file["sha256"]
+        assert answer.headers["etag"] == f'"{file["sha256"]}"'
+    part = await user.get(f"{base}/sub/model.safetensors", headers={"Range": "bytes=1-3"})
+    assert (part.status_code, part.content) == (206, b"\x01\x00\x01")
+    assert (await user.get(f"/jobs/{running_job}/artifacts?kind=report")).json()["items"] == []
+
+
+async def test_only_registered_files_below_the_store_are_served(
+    user: Any, running_job: str, stored: Any
+) -> None:
+    base = f"/jobs/{running_job}/artifacts/{stored['id']}/files"
+    (stored["folder"] / "other").write_text("secret")
+    for path in ("other", "../model/other", "%2e%2e/x", "/etc/passwd", "config.json/x"):
+        assert (await user.get(f"{base}/{path}")).status_code == 404, path
+    (stored["folder"] / "config.json").unlink()
+    gone = await user.get(f"{base}/config.json")
+    assert (gone.status_code, gone.json()["type"]) == (404, "/problems/file-not-in-store")
+    (stored["folder"] / "config.json").symlink_to("/etc/passwd")
+    assert (await user.get(f"{base}/config.json")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"url": "file:///etc"}, "/url"),
+        ({"url": "STORE/jobs/job_other/attempts/1/model"}, "/url"),
+        ({"url": "STORE/PREFIX/../../x"}, "/url"),
+        ({"url": "STORE/PREFIX0/model"}, "/url"),
+        ({"files": [{"path": "../x", "size": 1, "sha256": "0" * 64}]}, "/files/0/path"),
+        ({"files": [{"path": "/etc/x", "size": 1, "sha256": "0" * 64}]}, "/files/0/path"),
+        ({"files": [{"path": "a", "size": 1, "sha256": "x"}]}, "/files/0/sha256"),
+        ({"files": []}, "/files"),
+        ({"kind": "virus"}, "/kind"),
+    ],
+)
+async def test_files_elsewhere_cannot_be_registered(
+    worker: Any, running_job: str, lone_service: Any, change: Any, pointer: str
+) -> None:
+    store, prefix = lone_service.settings.storage.artifact_url, worker.attempt["artifact_prefix"]
+    body = {
+        "kind": "model",
+        "name": "m",
+        "url": f"{store}/{prefix}/model",
+        "files": [{"path": "a", "size": 1, "sha256": "0" * 64}],
+    } | change
+    body["url"] = body["url"].replace("STORE", store).replace("PREFIX", prefix)
+    answer = await worker.post("artifacts", **body)
+    assert answer.status_code == 422
+    assert answer.json()["errors"][0]["pointer"] == pointer
+
+
+async def test_the_conversion_report(
+    worker: Any, user: Any, running_job: str, lone_service: Any
+) -> None:
+    missing = await user.get(f"/jobs/{running_job}/conversion")
+    assert missing.status_code == 404
+    prefix = worker.attempt["artifact_prefix"]
+    rows = [{"name": "lm_head", "from": "Linear", "to": None, "group": None, "reason": "head"}]
+    content = json.dumps(rows).encode()
+    place = lone_service.folder / "artifacts" / prefix
+    place.mkdir(parents=True)
+    (place / "conversion.json").write_bytes(content)
+    file = {
+        "path": "conversion.json",
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+    url = f"{lone_service.settings.storage.artifact_url}/{prefix}"
+    answer = await worker.post(
+        "artifacts", kind="conversion", name="conversion.json", url=url, files=[file]
+    )
+    assert answer.status_code == 200, answer.text
+    report = (await user.get(f"/jobs/{running_job}/conversion")).json()
+    assert report == {"attempt": 1, "rows": rows}
+
+
+async def test_a_live_stream_follows_and_keeps_alive(
+    worker: Any, user: Any, running_job: str, lone_service: Any
+) -> None:
+    """The generator behind the endpoint: messages as they come, comments while nothing does."""
+    from octrain_api.jobs.stream import JobStream
+
+    context = lone_service.app.state.context
+    stream = JobStream(context.database, context.listener, running_job, 0, 0.3, 0.1)
+    seen: list[str] = []
+
+    async def read() -> None:
+        async for text in stream.messages():
+            seen.append(text)
+
+    reader = asyncio.create_task(read())
+    async with asyncio.timeout(20):
+        while not any("keep-alive" in text for text in seen):
+            await asyncio.sleep(0.02)
+        await worker.telemetry(3, _metrics(2, z=1.0))
+        while not any('"z":1.0' in text for text in seen):
+            await asyncio.sleep(0.02)
+        await worker.finish("succeeded", "completed")
+        await reader
+    assert seen[-1].startswith("event: end")
