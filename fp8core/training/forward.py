@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -16,4 +18,12 @@ __all__ = ["logits_of"]
 def logits_of(model: nn.Module, batch: Batch, engine: Engine) -> Tensor:
     """The model's logits for ``batch``, which lies on its device: [B, T, V] or [B, classes]."""
     config: Any = model.config
-    return cast(Tensor, model(**model_inputs(batch, config, engine.compute_dtype)).logits)
+    inputs = model_inputs(batch, config, engine.compute_dtype)
+    if _takes_cache(type(model)):
+        inputs["use_cache"] = False  # it serves generation only
+    return cast(Tensor, model(**inputs).logits)
+
+
+@functools.cache
+def _takes_cache(kind: Any) -> bool:
+    return "use_cache" in inspect.signature(kind.forward).parameters

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -224,5 +225,9 @@ def _enable_gradient_checkpointing(model: torch.nn.Module) -> None:
             f"transformers cannot recompute the activations of {type(model).__name__}",
             pointer="/training/gradient_checkpointing",
         )
+    # The newer name of the same; the older one warns where both are there.
+    enable: Any = getattr(model, "activation_checkpointing_enable", None)
+    if enable is None:
+        enable = model.gradient_checkpointing_enable
     # Reentrant checkpointing would drop the autocast and FP8 state of the forward pass.
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    enable({"use_reentrant": False})

@@ -99,7 +99,9 @@ def start() -> Iterator[Callable[..., ForkServerProcess]]:
 def start_process(spec: Path, workdir: Path, **arguments: Any) -> ForkServerProcess:
     # Forked from a process that has everything imported and has computed nothing.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fp8core.commands.train", "transformers.models.llama"])
+    context.set_forkserver_preload(
+        ["fp8core.commands.train", "transformers.models.llama.modeling_llama"]
+    )
     process = context.Process(target=run_train, args=(spec, workdir, []), kwargs=arguments)
     process.start()
     return process
