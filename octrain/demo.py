@@ -12,8 +12,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +28,7 @@ from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
 
 RESULTS = Path("runs") / "demo"
-STEPS = 300
+STEPS = 240
 _FP8_FIELDS = {"fp8_format": "HYBRID", "amax_history_len": 16, "amax_compute_algo": "max"}
 BASELINE_RECIPE = {"engine": "amp", "dtype": "fp32"}
 
@@ -65,8 +65,8 @@ def spec(name: str, recipe: dict[str, Any], steps: int = STEPS) -> dict[str, Any
             "optimizer": {"name": "adamw", "lr": 2e-3},
             "schedule": {"name": "cosine", "warmup_steps": 20},
         },
-        "evaluation": {"every_steps": 100, "fraction": 0.05},
-        "checkpoint": {"every_steps": 100, "keep_last": 1},
+        "evaluation": {"every_steps": 80, "fraction": 0.05},
+        "checkpoint": {"every_steps": 80, "keep_last": 1},
     }
 
 
@@ -137,14 +137,25 @@ def fp8_recipe(client: Client) -> dict[str, Any]:
 
 def follow(console: Console, stack: LocalStack, jobs: list[Job]) -> None:
     """Show both jobs' progress until they have ended, each over a connection of its own."""
-    with JobBars(console) as bars, ThreadPoolExecutor(len(jobs)) as pool:
+    failures: list[Exception] = []
 
-        def watch(job_id: str) -> None:
+    def watch(bars: JobBars, job_id: str) -> None:
+        try:
             with Client(stack.url, stack.api_key) as client:
                 bars.watch(client.jobs.get(job_id))
+        except Exception as error:
+            failures.append(error)
 
-        for done in [pool.submit(watch, job.id) for job in jobs]:
-            done.result()
+    with JobBars(console) as bars:
+        # Daemons, and joined with a timeout: Ctrl-C must neither wait for a job nor for a thread.
+        threads = [Thread(target=watch, args=(bars, job.id), daemon=True) for job in jobs]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            threads[0].join(0.1)
+            threads[-1].join(0.1)
+    if failures:
+        raise failures[0]
 
 
 def compare(console: Console, jobs: list[Job]) -> None:

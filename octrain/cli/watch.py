@@ -68,7 +68,9 @@ class JobBars:
         if not self._live and (last or now - view.printed > _LINE_SECONDS):
             view.printed = now
             self._console.print(
-                f"{title}: step {view.step}/{view.total or '?'}, {view.text()}", highlight=False
+                f"{title}: step {view.step}/{view.total or '?'}, {view.text()}",
+                highlight=False,
+                soft_wrap=True,
             )
 
 

@@ -314,6 +314,9 @@ class LocalStack:
             "REDIS_URL": self.redis_url,
             "OCTRAIN_API_URL": self.url,
             "OCTRAIN_NODE_KEY": self.node_key,
+            # The databases share the cores: a trainer's threads that spin while they wait for one
+            # another make a step take a hundred times as long.
+            "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
         }
 
     def _shared_settings(self) -> dict[str, str]:
