@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,8 +11,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from octrain_worker.supervisor.process_tree import read_process
 
@@ -119,26 +118,28 @@ class TestARun:
 
 
 class TestOutcomes:
-    @pytest.mark.parametrize(
-        ("script", "reason", "resumable", "detail"),
-        [
+    def test_failures_are_told_apart(self, workplace: Any) -> None:
+        cases: list[tuple[dict[str, Any], str, bool, str]] = [
             ({"fail_with": ["data_invalid", 3]}, "data_invalid", False, "as the script says"),
             ({"exit_at": 2, "exit_code": 4}, "model_unavailable", False, "exit code 4"),
             ({"exit_at": 2, "exit_code": 0}, "internal_error", False, "left no result"),
             ({"exit_at": 2, "exit_code": 77}, "trainer_crashed", True, "last words"),
             ({"kill_at": 2}, "trainer_crashed", True, "SIGKILL"),
             ({"kill_at": 2, "kill_with": 11}, "trainer_crashed", True, "SIGSEGV"),
-        ],
-    )
-    def test_failures_are_told_apart(
-        self, workplace: Any, script: dict[str, Any], reason: str, resumable: bool, detail: str
-    ) -> None:
-        attempt = workplace.api.add("att_a", {**script, "print_errors": ["last words"]})
-        assert workplace.supervise("att_a").wait(timeout=30) == 0, workplace.log()
-        assert attempt.finished["outcome"] == "failed"
-        assert attempt.finished["reason"] == reason
-        assert attempt.finished["resumable"] is resumable
-        assert detail in attempt.finished["detail"]
+        ]
+        attempts = [
+            workplace.api.add(f"att_{index}", {**script, "print_errors": ["last words"]})
+            for index, (script, *_) in enumerate(cases)
+        ]
+        children = [workplace.supervise(attempt.id) for attempt in attempts]
+        for attempt, child, (_, reason, resumable, detail) in zip(
+            attempts, children, cases, strict=True
+        ):
+            assert child.wait(timeout=60) == 0, workplace.log()
+            assert attempt.finished["outcome"] == "failed"
+            assert attempt.finished["reason"] == reason
+            assert attempt.finished["resumable"] is resumable
+            assert detail in attempt.finished["detail"]
 
     def test_trainer_that_cannot_start(self, workplace: Any) -> None:
         workplace.environment["OCTRAIN_TRAINER_COMMAND"] = f"{sys.executable} -c import.nothing"
@@ -343,16 +344,25 @@ class TestResume:
         second = workplace.api.add("att_b", {"steps": 8}, resume_from=point)
         assert workplace.supervise("att_b").wait(timeout=30) == 0, workplace.log()
         assert second.steps == [7, 8]
-        assert second.events == ["resumed"]
+        assert second.events == ["checkpoint_fetched"]
 
-    def test_torn_checkpoint_is_passed_over(self, workplace: Any) -> None:
-        first = workplace.api.add("att_a", {"steps": 6, "checkpoint_every": 3})
-        assert workplace.supervise("att_a").wait(timeout=30) == 0
-        stored = first.artifacts["checkpoint", "step-00000006"]
-        torn = Path(stored["url"].removeprefix("file://")) / "state.json"
-        torn.write_bytes(torn.read_bytes()[:-1])
-        point = {"step": 6, "url": stored["url"], "manifest": {"files": stored["files"]}}
-        second = workplace.api.add("att_b", {"steps": 8}, resume_from=point)
+    def test_torn_checkpoints_are_passed_over(self, workplace: Any, tmp_path: Path) -> None:
+        checkpoints = tmp_path / "store" / "jobs" / "job_0" / "checkpoints"
+        for step in (3, 6, 9):
+            folder = checkpoints / f"step-{step:08d}"
+            folder.mkdir(parents=True)
+            data = f"state of step {step}".encode()
+            (folder / "state.json").write_bytes(data)
+            entry = {"path": "state.json", "size": len(data)}
+            files = [{**entry, "sha256": hashlib.sha256(data).hexdigest()}]
+            manifest = {"complete": True, "step": step, "files": files}
+            (folder / "manifest.json").write_text(json.dumps(manifest))
+        # The newest lost a byte, the one before it a file.
+        (checkpoints / "step-00000009" / "state.json").write_bytes(data[:-1])
+        (checkpoints / "step-00000006" / "state.json").unlink()
+        newest = checkpoints / "step-00000009"
+        point = {"step": 9, "url": newest.as_uri(), "manifest": manifest}
+        attempt = workplace.api.add("att_b", {"steps": 8}, resume_from=point)
         assert workplace.supervise("att_b").wait(timeout=30) == 0, workplace.log()
-        assert second.steps == [4, 5, 6, 7, 8]
-        assert second.events == ["checkpoint_torn", "resumed"]
+        assert attempt.steps == [4, 5, 6, 7, 8]
+        assert attempt.events == ["checkpoint_torn", "checkpoint_torn", "checkpoint_fetched"]

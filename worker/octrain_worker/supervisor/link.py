@@ -17,6 +17,7 @@ from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, Sta
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_id
 from octrain_worker.supervisor.lease import Lease
+from octrain_worker.supervisor.spool import Entry, Spool
 
 __all__ = ["Link"]
 
@@ -81,6 +82,21 @@ class Link:
         record = {"type": "event", "time": time.time(), "kind": kind}
         self.notes.put({**record, "message": message[:4000], "data": data})
         self._poke()
+
+    def spool_notes(self, spool: Spool) -> bool:
+        """Puts the noted events into the spool (main thread only); whether there were any."""
+        notes = []
+        while not self.notes.empty():
+            notes.append(self.notes.get())
+        if not notes:
+            return False
+        try:
+            spool.append([Entry(note) for note in notes])
+        except OSError as error:
+            logger.error("events are kept back, the spool cannot be written: %s", error)
+            for note in notes:
+                self.notes.put(note)
+        return True
 
     def end_of_training(self) -> None:
         """No process of the trainer lives: the lease no longer guards anything on this machine."""

@@ -20,9 +20,10 @@ from pathlib import Path
 from octrain_worker.api_client import ApiClient
 from octrain_worker.attempt_folder import AttemptFolder, SupervisorRecord
 from octrain_worker.settings import WorkerSettings
+from octrain_worker.supervisor.closing import ExitStatus
 from octrain_worker.supervisor.environment import trainer_environment
 from octrain_worker.supervisor.process_tree import become_subreaper, descendants, end_processes
-from octrain_worker.supervisor.run import ExitStatus, Supervisor
+from octrain_worker.supervisor.run import Supervisor
 from octrain_worker.supervisor.trainer import Trainer
 from octrain_worker.supervisor.wakeup import Wakeup
 

@@ -83,9 +83,10 @@ def fetch_checkpoint(point: ResumePoint, checkpoints: Path, note: Note) -> int |
             message = f"the checkpoint of step {step} is torn and is passed over: {error}"
             note("checkpoint_torn", message, step=step)
             continue
-        note("resumed", f"the run goes on from the checkpoint of step {step}", step=step)
+        message = f"the checkpoint of step {step} was fetched from the store and verified"
+        note("checkpoint_fetched", message, step=step)
         return step
-    note("restarted", "no whole checkpoint was found: the run begins at its first step")
+    note("no_checkpoint", "no whole checkpoint was found: the run begins at its first step")
     return None
 
 

@@ -14,7 +14,6 @@ import os
 import signal
 import threading
 import time
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +34,7 @@ from octrain_worker.attempt_folder import (
 )
 from octrain_worker.clock import boot_time
 from octrain_worker.settings import WorkerSettings
+from octrain_worker.supervisor.closing import Closing, ExitStatus, disowned
 from octrain_worker.supervisor.collector import Collector, last_lines
 from octrain_worker.supervisor.environment import MARKER
 from octrain_worker.supervisor.host_memory import OomCounts
@@ -44,26 +44,17 @@ from octrain_worker.supervisor.outcome import Ending, StopCause, Verdict, classi
 from octrain_worker.supervisor.preparation import Preparation, trainer_order
 from octrain_worker.supervisor.process_tree import descendants, end_processes, with_environment
 from octrain_worker.supervisor.shipper import Shipper
-from octrain_worker.supervisor.spool import Entry, Spool
+from octrain_worker.supervisor.spool import Spool
 from octrain_worker.supervisor.trainer import Trainer
-from octrain_worker.supervisor.uploads import Upload, Uploads
+from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
 
-__all__ = ["ExitStatus", "Supervisor"]
+__all__ = ["Supervisor"]
 
 logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _LOG_TAIL_LINES = 50
-
-
-class ExitStatus(IntEnum):
-    """Of a supervisor's process."""
-
-    DONE = 0
-    NOT_OURS = 3
-    # The attempt is not closed; what is needed to close it is in its folder.
-    LEFT_FOR_SUCCESSOR = 4
 
 
 class Supervisor:
@@ -134,7 +125,16 @@ class Supervisor:
                 verdict = self._train(claim, self._trainer)
             if verdict is None:
                 return self._disowned()
-            return self._close(verdict)
+            closing = Closing(
+                self._settings.supervisor,
+                self._folder,
+                self._link,
+                self._spool,
+                self._shipper,
+                self._uploads,
+                self._wakeup,
+            )
+            return closing.close(verdict)
         finally:
             self._link.close()
             self._spool.close()
@@ -184,9 +184,7 @@ class Supervisor:
             self._folder.remove()
             return ExitStatus.NOT_OURS
         if self._disowned_at_claim:
-            self._folder.write_finished("disowned")
-            self._folder.remove_bulk()
-            return ExitStatus.NOT_OURS
+            return disowned(self._folder)
         return ExitStatus.LEFT_FOR_SUCCESSOR
 
     # --- training --------------------------------------------------------------------------
@@ -317,99 +315,12 @@ class Supervisor:
         if not ended:
             logger.error("processes of attempt %s cannot be killed", self._folder.attempt_id)
 
-    # --- the end ---------------------------------------------------------------------------
-
-    def _close(self, verdict: Verdict) -> ExitStatus:
-        """Uploads, ships and reports, in this order: what the outcome rests on comes first."""
-        self._link.end_of_training()
-        write_private(self._folder.outcome, verdict.as_json())
-        for stream in (self._folder.stdout, self._folder.stderr):
-            if stream.exists() and stream.stat().st_size:
-                self._uploads.add(Upload("log", stream.name, stream))
-        crash_log = self._folder.work / "crash.log"
-        if crash_log.exists():
-            self._uploads.add(Upload("log", crash_log.name, crash_log))
-        give_up_at = boot_time() + self._settings.supervisor.upload_patience_seconds
-        while not self._uploads.idle and boot_time() < give_up_at:
-            if not self._pause():
-                return self._left()
-        problem = self._uploads.problem
-        if problem is not None and verdict.outcome is Outcome.SUCCEEDED:
-            verdict = Verdict(
-                Outcome.FAILED,
-                Reason.STORAGE_FULL,
-                f"the run succeeded, but its results could not be stored: {problem}",
-                verdict.step,
-                verdict.exit_code,
-                resumable=False,
-            )
-            write_private(self._folder.outcome, verdict.as_json())
-        self._spool_notes()
-        self._shipper.hurry()
-        while not self._shipper.drained:
-            if not self._pause():
-                return self._left()
-        return self._report(verdict)
-
-    def _report(self, verdict: Verdict) -> ExitStatus:
-        link = self._link
-        delay = 0.1
-        while True:
-            try:
-                status = retrying(
-                    lambda: link.client.finish(link.attempt_id, link.token, verdict.as_json()),
-                    stop=self._once_interrupted(),
-                )
-            except StaleAttempt as error:
-                link.disown(str(error))
-                return self._disowned()
-            except ApiRefused as error:
-                logger.error("finish refused: %s", error)
-                self._wakeup.wait(delay)
-                delay = min(delay * 2, 30.0)
-                status = None
-            if status is not None:
-                break
-            if self._wakeup.terminations > 1:
-                return self._left()
-        logger.info("attempt %s: %s (%s)", link.attempt_id, verdict.outcome, verdict.reason)
-        self._folder.write_finished("reported")
-        self._folder.remove_bulk()
-        return ExitStatus.DONE
-
-    def _once_interrupted(self) -> threading.Event:
-        """An event that a second SIGTERM sets, looked after by a thread that ends with it."""
-        stop = threading.Event()
-
-        def watch() -> None:
-            while not stop.wait(0.2):
-                if self._wakeup.terminations > 1 or self._link.closed.is_set():
-                    stop.set()
-
-        threading.Thread(target=watch, name="interruption", daemon=True).start()
-        return stop
-
-    def _pause(self) -> bool:
-        """A tick of waiting at the end; False when the process is to leave at once."""
-        self._wakeup.wait(0.05)
-        self._spool_notes()
-        self._shipper.hurry()
-        return self._wakeup.terminations <= 1 and self._link.stale is None
-
-    def _left(self) -> ExitStatus:
-        if self._link.stale is not None:
-            return self._disowned()
-        logger.warning("attempt %s is left for a successor", self._folder.attempt_id)
-        return ExitStatus.LEFT_FOR_SUCCESSOR
+    # --- small parts -----------------------------------------------------------------------
 
     def _disowned(self) -> ExitStatus:
         self._end_all(grace=0.0)
         self._link.end_of_training()
-        self._folder.write_finished("disowned")
-        self._folder.remove_bulk()
-        return ExitStatus.NOT_OURS
-
-    # --- small parts -----------------------------------------------------------------------
+        return disowned(self._folder)
 
     def _round(self) -> None:
         """Takes up what the trainer wrote and what the threads noted."""
@@ -449,18 +360,8 @@ class Supervisor:
             self._step = self._link.step = record["step"]
 
     def _spool_notes(self) -> None:
-        notes = []
-        while not self._link.notes.empty():
-            notes.append(self._link.notes.get())
-        if not notes:
-            return
-        try:
-            self._spool.append([Entry(note) for note in notes])
-        except OSError as error:
-            logger.error("events are kept back, the spool cannot be written: %s", error)
-            for note in notes:
-                self._link.notes.put(note)
-        self._shipper.wake()
+        if self._link.spool_notes(self._spool):
+            self._shipper.wake()
 
     def _end_all(self, *, grace: float) -> None:
         """Returns when no descendant of this process lives, however long that takes."""
