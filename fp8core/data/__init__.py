@@ -4,7 +4,7 @@ Names load at first use:
 
     from fp8core.data import open_corpus, load_tokenizer, open_dataset
     corpus = open_corpus(spec)
-    tokenizer = load_tokenizer(spec, texts=corpus.training_texts())
+    tokenizer = load_tokenizer(spec, texts=corpus.sample_texts())
     data = open_dataset(spec, tokenizer, corpus=corpus)
     for batch in data.train: ...
 """

@@ -14,7 +14,7 @@ from typing import Any
 
 from fp8core.data.batch import Batch, round_up
 from fp8core.data.collate import Collator
-from fp8core.data.rows import Row, RowStream, empty_row
+from fp8core.data.rows import Row, RowStream, empty_row, nothing_to_learn
 from fp8core.errors import DataInvalid
 
 __all__ = ["BatchSource", "EvaluationBatches", "Statistics"]
@@ -194,12 +194,18 @@ class EvaluationBatches:
 def _take(stream: RowStream, collator: Collator, count: int, statistics: Statistics) -> list[Row]:
     """Up to ``count`` rows with targets; fewer only at the end."""
     rows: list[Row] = []
+    barren = 0
     while len(rows) < count and (row := stream.next_row()) is not None:
         statistics.documents += row.documents
         statistics.truncated += row.truncated
         statistics.dropped += row.dropped
         if collator.has_targets(row):
             rows.append(row)
+            barren = 0
+            continue
+        barren += 1
+        if barren > stream.documents_per_epoch:
+            raise nothing_to_learn(collator.sequence_length)
     return rows
 
 

@@ -22,6 +22,7 @@ from fp8core.errors import DataInvalid
 
 __all__ = ["Corpus", "TrainingData", "open_corpus", "open_dataset"]
 
+SAMPLE_BYTES = 32 * 1024 * 1024
 _READ_AT_ONCE = 64
 
 
@@ -41,6 +42,21 @@ class Corpus:
     def training_texts(self) -> Iterator[str]:
         """The text of all training documents, in the order of the data."""
         return self._texts(self.training)
+
+    def sample_texts(self, limit_bytes: int = SAMPLE_BYTES) -> Iterator[str]:
+        """Text of training documents for a tokenizer to learn from, in a fixed random order.
+
+        All of them, or as many as reach ``limit_bytes`` of UTF-8: a vocabulary hardly changes
+        after that, while learning it from a large corpus would take hours and all memory.
+        """
+        order = EpochOrder(self.training, seed=0, shuffle=True, epochs=1, groups=self.source.groups)
+        size = position = 0
+        while size < limit_bytes and (numbers := order.slice(position, _READ_AT_ONCE)):
+            position += len(numbers)
+            for record in self.source.records(numbers):
+                for text in texts_of(record):
+                    size += len(text.encode())
+                    yield text
 
     def evaluation_texts(self) -> Iterator[str]:
         """The text of all held-out documents, in the order of the data."""

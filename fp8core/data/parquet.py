@@ -45,6 +45,7 @@ class ParquetSource:
         self._columns = list(checker.fields.columns.values())
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self._limit = 2 * window_bytes
+        self._opened: tuple[int, pq.ParquetFile] | None = None
         # One entry per row group of all files.
         self._places: list[tuple[int, int, int]] = []
         starts: list[int] = []
@@ -106,13 +107,20 @@ class ParquetSource:
         table = self._cache.get(group)
         if table is None:
             file_index, index, _ = self._places[group]
-            path, name = self._files[file_index]
-            table = _read(_open(path, name), index, self._columns, name).combine_chunks()
+            file, name = self._open(file_index)
+            table = _read(file, index, self._columns, name).combine_chunks()
             self._cache[group] = table
             while len(self._cache) > 1 and self._cached_bytes() > self._limit:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(group)
         return table
+
+    def _open(self, file_index: int) -> tuple[pq.ParquetFile, str]:
+        # The file in use stays open: reading its footer takes longer than a small row group.
+        path, name = self._files[file_index]
+        if self._opened is None or self._opened[0] != file_index:
+            self._opened = file_index, _open(path, name)
+        return self._opened[1], name
 
     def _cached_bytes(self) -> int:
         return sum(table.nbytes for table in self._cache.values())

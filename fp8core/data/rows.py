@@ -20,9 +20,20 @@ from fp8core.data.formats import Example
 from fp8core.data.order import EpochOrder
 from fp8core.errors import DataInvalid
 
-__all__ = ["DocumentFeed", "Row", "RowStream", "SingleRows", "SplitRows", "WholeRows", "empty_row"]
+__all__ = [
+    "DocumentFeed",
+    "Row",
+    "RowStream",
+    "SingleRows",
+    "SplitRows",
+    "WholeRows",
+    "empty_row",
+    "nothing_to_learn",
+]
 
-_ENCODED_AT_ONCE = 32
+# Documents are encoded together, as many as may hold about so many tokens.
+_MOST_AT_ONCE = 64
+_TOKENS_AT_ONCE = 32_768
 _WINDOW_ROWS = 32
 
 
@@ -55,6 +66,7 @@ class DocumentFeed:
         self._encode = encode
         self._start = 0
         self._ready: list[Example] = []
+        self._at_once = 1
 
     @property
     def documents_per_epoch(self) -> int:
@@ -64,12 +76,18 @@ class DocumentFeed:
         """The example at ``position``; None at the end of all epochs."""
         index = position - self._start
         if not 0 <= index < len(self._ready):
-            self._ready = self._encode(self._order.slice(position, _ENCODED_AT_ONCE))
+            self._ready = self._encode(self._order.slice(position, self._at_once))
             self._start, index = position, 0
+            tokens = sum(len(example.ids) for example in self._ready)
+            fitting = _TOKENS_AT_ONCE * len(self._ready) // max(1, tokens)
+            self._at_once = min(_MOST_AT_ONCE, max(1, fitting))
         return self._ready[index] if self._ready else None
 
 
 class RowStream(Protocol):
+    @property
+    def documents_per_epoch(self) -> int: ...
+
     def next_row(self) -> Row | None:
         """The next row; None at the end of all epochs."""
         ...
@@ -88,12 +106,13 @@ class _Stream:
         self._shifted = shifted
         self._position = 0
 
+    @property
+    def documents_per_epoch(self) -> int:
+        return self._feed.documents_per_epoch
+
     def _refuse_if_endless(self, empty_in_a_row: int) -> None:
         if empty_in_a_row >= self._feed.documents_per_epoch:
-            raise DataInvalid(
-                f"no document has anything to learn within {self._length} tokens",
-                pointer="/training/sequence_length",
-            )
+            raise nothing_to_learn(self._length)
 
 
 class SplitRows(_Stream):
@@ -214,6 +233,14 @@ class SingleRows(_Stream):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._position = int(state["position"])
+
+
+def nothing_to_learn(length: int) -> DataInvalid:
+    """The error for data that would be read for ever without giving a batch."""
+    return DataInvalid(
+        f"no document has anything to learn within {length} tokens",
+        pointer="/training/sequence_length",
+    )
 
 
 def empty_row(dropped: int = 0) -> Row:

@@ -125,7 +125,8 @@ def load_tokenizer(
     """The tokenizer that ``spec`` (a ``JobSpec``) asks for.
 
     ``model_folder`` is the model's local checkpoint folder where there is one (needed for a model
-    of another job). ``texts`` are the training texts, read only by ``train``.
+    of another job). ``texts`` are what ``train`` learns from (``Corpus.sample_texts``); nothing
+    else reads them.
 
     Raises ``ModelUnavailable`` when there is no usable tokenizer, ``SpecRefused`` for a path
     outside ``roots``.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import tracemalloc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fp8core.data import Batch, open_corpus, open_dataset
+from fp8core.data import Batch, load_tokenizer, open_corpus, open_dataset
 from fp8core.data.tokenizer_build import byte_tokenizer
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.errors import DataInvalid, SpecRefused
@@ -205,6 +206,18 @@ def test_what_has_no_target_left_is_dropped(
         with pytest.raises(DataInvalid, match="anything to learn") as raised:
             next(open_dataset(spec, BYTES).train)
         assert raised.value.pointer == "/training/sequence_length"
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_data_of_single_tokens_ends_with_an_error(
+    make_spec: Spec, write_jsonl: Callable[..., Path], packing: bool
+) -> None:
+    # Repeated without end, these would be read for ever in search of a target.
+    data = {"source": "jsonl", "path": str(write_jsonl([{"text": "x"}] * 40))}
+    data |= {"packing": packing, "append_end_of_text": False}
+    train = open_dataset(make_spec(data=data), BYTES).train
+    with pytest.raises(DataInvalid, match="anything to learn"):
+        next(train)
 
 
 @pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
@@ -422,3 +435,58 @@ def test_batches_move_and_keep_their_counts(corpus_spec: Spec) -> None:
         assert moved.labels.device.type == moved.document_ids.device.type == "meta"
         assert (moved.attention_mask is None) == packing
         assert moved.token_count == batch.token_count
+
+
+def test_memory_does_not_grow_with_the_file(make_spec: Spec, tmp_path: Path) -> None:
+    jsonl, text = tmp_path / "big.jsonl", tmp_path / "big.txt"
+    line = "some words of a document " * 40
+    with jsonl.open("w") as file:
+        for index in range(24_000):
+            file.write(json.dumps({"text": f"{index} {line}"}) + "\n")
+    with text.open("w") as file:
+        for index in range(24_000):
+            file.write(f"{index} {line}\n")
+    for source, path in (("jsonl", jsonl), ("text", text)):
+        assert path.stat().st_size > 24_000_000
+        spec = make_spec(data={"source": source, "path": str(path)})
+        tracemalloc.start()
+        train = open_dataset(spec, BYTES).train
+        for _ in range(20):
+            next(train)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert peak < 8_000_000
+
+
+def test_a_tokenizer_learns_from_training_documents_alone(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    path = write_jsonl({"text": text} for text in texts(60))
+    spec = make_spec(
+        data={"source": "jsonl", "path": str(path)},
+        evaluation={"fraction": 0.5},
+        tokenizer={"source": "train", "vocab_size": 300},
+    )
+    corpus = open_corpus(spec)
+    sample = list(corpus.sample_texts())
+    assert sorted(sample) == sorted(corpus.training_texts())
+    assert not set(sample) & set(corpus.evaluation_texts())
+    assert list(corpus.sample_texts()) == sample
+    few = list(corpus.sample_texts(limit_bytes=1))
+    assert few == sample[: len(few)]
+    tokenizer = load_tokenizer(spec, texts=corpus.sample_texts())
+    assert tokenizer.vocab_size == 300
+    batch = next(open_dataset(spec, tokenizer, corpus=corpus).train)
+    assert int(batch.input_ids.max()) < 300
+
+
+def test_a_tokenizer_learns_from_all_texts_of_chats(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    turns = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
+    path = write_jsonl([{"messages": turns}] * 4)
+    spec = make_spec(data={"source": "jsonl", "path": str(path), "format": "chat"})
+    assert list(open_corpus(spec).sample_texts()) == ["question", "answer"] * 3
+    batch = next(open_dataset(spec, Tokenizer(byte_tokenizer())).train)
+    row = batch.input_ids[0][batch.labels[0] != -100].tolist()
+    assert row[:7] == [*b"answer", END]
