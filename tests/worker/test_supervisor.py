@@ -109,6 +109,22 @@ class TestARun:
         # Delivered once more, after the end.
         assert workplace.supervise("att_a").wait(timeout=30) == 3
 
+    def test_a_slow_store_gets_the_newest_checkpoints(
+        self, workplace: Any, tmp_path: Path, until: Callable[..., Any]
+    ) -> None:
+        store = tmp_path / "store"
+        store.write_text("in the way")
+        attempt = workplace.api.add("att_a", {"steps": 12, "checkpoint_every": 1})
+        attempt.spec["checkpoint"] = {"keep_last": 2}
+        child = workplace.supervise("att_a")
+        until(workplace.folder("att_a").outcome.exists, "the trainer's end")
+        store.unlink()
+        assert child.wait(timeout=30) == 0, workplace.log()
+        stored = sorted(name for kind, name in attempt.artifacts if kind == "checkpoint")
+        assert stored[-2:] == ["step-00000011", "step-00000012"]
+        assert len(stored) <= 3  # and the one whose upload had begun
+        assert attempt.finished["outcome"] == "succeeded"
+
     def test_claim_of_another_is_respected(self, workplace: Any) -> None:
         attempt = workplace.api.add("att_a", {})
         attempt.supervisor = "somebody-else"

@@ -114,6 +114,7 @@ class Supervisor:
             self._link,
             url=self._settings.artifact_url,
             prefix=claim.artifact_prefix,
+            keep=int((claim.spec.get("checkpoint") or {}).get("keep_last", 3)),
         )
         self._link.start()
         self._shipper.start()

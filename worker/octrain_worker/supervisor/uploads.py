@@ -2,8 +2,8 @@
 
 The order makes it safe: files first, the manifest last, then the registration with the API, so
 what the API names is complete. A checkpoint is hard-linked the moment it is announced, so the
-trainer may prune its own copies meanwhile. When uploads are slower than checkpoints, the ones in
-between are left out: the newest and the best matter.
+trainer may prune its own copies meanwhile. When uploads are slower than checkpoints, only the
+best and as many of the newest as the spec keeps wait for their turn.
 """
 
 from __future__ import annotations
@@ -49,11 +49,14 @@ class Upload:
 class Uploads:
     """A thread that stores and registers one artifact after another."""
 
-    def __init__(self, folder: AttemptFolder, link: Link, *, url: str, prefix: str) -> None:
+    def __init__(
+        self, folder: AttemptFolder, link: Link, *, url: str, prefix: str, keep: int
+    ) -> None:
         self._folder = folder
         self._link = link
         self._url = url
         self._prefix = prefix.strip("/")
+        self._keep = max(1, keep)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._waiting: list[Upload] = []
@@ -134,7 +137,7 @@ class Uploads:
         self.add(Upload("checkpoint", snapshot.name, snapshot, record.get("step"), best))
         with self._lock:
             plain = [one for one in self._waiting if one.kind == "checkpoint" and not one.best]
-            for old in plain[:-1]:
+            for old in plain[: -self._keep]:
                 self._waiting.remove(old)
                 shutil.rmtree(old.source, ignore_errors=True)
 
