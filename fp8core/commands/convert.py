@@ -41,7 +41,7 @@ def run_convert(
     tokenizer = load_tokenizer(
         spec,
         model_folder=source.folder,
-        texts=None if corpus is None else corpus.training_texts(),
+        texts=None if corpus is None else corpus.sample_texts(),
         roots=roots,
         base_folder=base,
     )

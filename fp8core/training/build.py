@@ -66,7 +66,7 @@ def build_data_and_model(
         tokenizer = load_tokenizer(
             spec,
             model_folder=source.folder,
-            texts=corpus.training_texts(),
+            texts=corpus.sample_texts(),
             roots=places.roots,
             base_folder=places.base,
         )
