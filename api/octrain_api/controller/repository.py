@@ -101,16 +101,17 @@ class ControllerRepository:
 
     async def extend_leases(self, by: timedelta) -> int:
         """Add downtime to every lease and every cancel's deadline; how many leases."""
+        # Jobs before attempts, like everybody who locks both.
+        await self._session.execute(
+            update(Job)
+            .where(Job.cancel_deadline_at.is_not(None))
+            .values(cancel_deadline_at=Job.cancel_deadline_at + by)
+        )
         result = await self._session.execute(
             update(Attempt)
             .where(Attempt.status == "running")
             .values(lease_expires_at=Attempt.lease_expires_at + by)
             .returning(Attempt.id)
-        )
-        await self._session.execute(
-            update(Job)
-            .where(Job.cancel_deadline_at.is_not(None))
-            .values(cancel_deadline_at=Job.cancel_deadline_at + by)
         )
         return len(result.all())
 
