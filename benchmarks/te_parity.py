@@ -11,8 +11,8 @@ tokens) from one set of initial weights and one order of batches:
     accelerate  Accelerate with ``TERecipeKwargs``
     bf16      the hand-written loop without FP8
 
-Needs a GPU with FP8, Transformer Engine and accelerate. Writes ``losses.csv`` and ``te_parity.png``
-to OUT and prints a table: the loss at chosen steps, and the largest and mean gap to ``te``, smoothed
+Needs a GPU with FP8, Transformer Engine and accelerate. Writes ``losses.csv`` and
+``te_parity.png`` to OUT and prints a table: losses, and the largest and mean gap to ``te``, smoothed
 over 20 steps.
 """
 
