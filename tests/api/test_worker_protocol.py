@@ -232,6 +232,17 @@ async def test_a_released_attempt_costs_no_restart(
     assert (await worker.take(running_job))["attempt"] == 2
 
 
+async def test_a_released_job_prefers_another_node(
+    worker: Any, user: Any, running_job: str, lone_service: Any
+) -> None:
+    """The node that let it go may be shutting down, and is heard for a while yet."""
+    await worker.finish("stopped", "stopped_by_request", step=7)
+    await worker.register("node-b")
+    await worker.schedule()
+    rows = await lone_service.sql("SELECT node_id FROM attempts WHERE status = 'placed'")
+    assert [row.node_id for row in rows] == [worker.node_id]
+
+
 async def test_a_passing_failure_uses_restarts_until_none_is_left(
     worker: Any, user: Any, submit: Any
 ) -> None:

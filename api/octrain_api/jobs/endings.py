@@ -40,6 +40,7 @@ async def after_finish(
         restart=restart,
         data=_of(attempt),
     )
+    _prefer_others(job, attempt)
 
 
 async def after_loss(session: AsyncSession, job: Job, attempt: Attempt) -> None:
@@ -76,6 +77,13 @@ async def after_loss(session: AsyncSession, job: Job, attempt: Attempt) -> None:
         restart=restart,
         data=_of(attempt),
     )
+    _prefer_others(job, attempt)
+
+
+def _prefer_others(job: Job, attempt: Attempt) -> None:
+    """A node that has just let the job go, perhaps while shutting down, is the last choice."""
+    if job.status == Status.QUEUED:
+        job.avoid_nodes = [attempt.node_id]
 
 
 def _of(attempt: Attempt) -> dict[str, object]:
