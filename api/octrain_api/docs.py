@@ -9,8 +9,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
-from fp8core.spec import JobSpec
 
+from fp8core.spec import JobSpec
 from octrain_api.problems import CONTENT_TYPE, ProblemDetails
 
 DESCRIPTION = """

@@ -13,9 +13,9 @@ import httpx
 import psycopg
 import pytest
 from fastapi import FastAPI
-from octrain.local.servers import LocalServers
 from sqlalchemy import text
 
+from octrain.local.servers import LocalServers
 from octrain_api.app import create_app
 from octrain_api.clocks import API, beat
 from octrain_api.controller.reconciler import reconcile

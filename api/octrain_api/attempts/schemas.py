@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from fp8core.spec.outcomes import Outcome, Reason
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from fp8core.spec.outcomes import Outcome, Reason
 from octrain_api.numbers import Number
 
 Wanted = Literal["run", "pause", "cancel"]

@@ -5,9 +5,9 @@ import hashlib
 import json
 from typing import Any
 
-from fp8core.spec import SpecInvalid, parse_spec
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from fp8core.spec import SpecInvalid, parse_spec
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import never_fits
