@@ -9,12 +9,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import json
 import os
-import subprocess
 import threading
 import time
 import urllib.error
@@ -25,13 +21,14 @@ from types import TracebackType
 
 from octrain.client import Client
 from octrain.local.accounts import choose_account
+from octrain.local.bootstrap import create_first_key, lock_folder, migrate
 from octrain.local.commands import base_environment, module, require_servers
-from octrain.local.errors import DataFolderInUse, LocalStackError
+from octrain.local.errors import LocalStackError
 from octrain.local.leftovers import end_leftovers
 from octrain.local.logs import rotate
 from octrain.local.ports import LOOPBACK, free_port, is_free
 from octrain.local.postgres import PostgresServer
-from octrain.local.processes import ManagedProcess, spawn, tail
+from octrain.local.processes import ManagedProcess
 from octrain.local.state import StackState
 from octrain.local.valkey import ValkeyServer
 
@@ -40,7 +37,6 @@ START_SECONDS = 60.0
 WORKERS_STOPPED_AT = 6.0
 SERVERS_STOPPED_AT = 7.5
 DATABASES_STOPPED_AT = 9.5
-_USER_SCOPES = "jobs:read,jobs:write,admin"
 _SCHEMA_MISMATCH = 3  # exit status of `python -m octrain_api serve` on another schema
 _LONGEST_BACKOFF = 30.0
 _STABLE_SECONDS = 60.0
@@ -142,7 +138,10 @@ class LocalStack:
             if known:
                 self._start_workers()
             else:
-                self.state.api.key = self._create_first_key()
+                self.state.api.key = create_first_key(
+                    self._server_environment(), self.logs / "migrate.log"
+                )
+                self.created_key = True
             self._await_api()
             if not known:
                 self._create_node_key()
@@ -184,19 +183,7 @@ class LocalStack:
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self.data_dir.chmod(0o700)
         self.logs.mkdir(exist_ok=True)
-        descriptor = os.open(self.data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            holder = os.read(descriptor, 32).decode(errors="replace").strip()
-            os.close(descriptor)
-            raise DataFolderInUse(
-                f"A local stack already runs on {self.data_dir} (process {holder or 'unknown'}). "
-                "Use that one, stop it with Ctrl-C or SIGTERM, or give another --data-dir."
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock = descriptor
+        self._lock = lock_folder(self.data_dir)
         try:
             self.state = StackState.load(self.data_dir)
         except (OSError, ValueError) as error:
@@ -232,17 +219,7 @@ class LocalStack:
         self.state.save(self.data_dir)
 
     def _migrate(self) -> None:
-        process = ManagedProcess(
-            "migrate",
-            module("octrain_api", "migrate"),
-            self.logs / "migrate.log",
-            env=self._server_environment(),
-        )
-        process.start()
-        if not process.wait(time.monotonic() + 600):
-            process.stop(1.0)
-        if process.returncode != 0:
-            raise LocalStackError(f"The database could not be migrated:\n{process.log_tail()}")
+        migrate(self._server_environment(), self.logs / "migrate.log")
 
     def _keys_are_known(self) -> bool:
         """Whether our keys are in this database (which therefore has had a schema)."""
@@ -252,32 +229,6 @@ class LocalStack:
     def _fingerprint(self) -> str:
         named = self._database_url or str(self.data_dir)
         return hashlib.sha256(named.encode()).hexdigest()[:16]
-
-    def _create_first_key(self) -> str:
-        """A key for the person at this machine, made beside the API's start."""
-        arguments = ("--name", "local", "--owner", "local")
-        log = os.open(self.logs / "migrate.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            process = spawn(
-                module("octrain_api", "create-key", *arguments, "--scopes", _USER_SCOPES),
-                output=log,
-                answer=subprocess.PIPE,
-                env=self._server_environment(),
-            )
-        finally:
-            os.close(log)
-        try:
-            output, _ = process.communicate(timeout=START_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
-        with contextlib.suppress(ValueError, KeyError, IndexError):
-            if process.returncode == 0:
-                self.created_key = True
-                return str(json.loads(output.decode().strip().splitlines()[-1])["key"])
-        raise LocalStackError(
-            f"The first API key could not be made:\n{tail(self.logs / 'migrate.log')}"
-        )
 
     def _create_node_key(self) -> None:
         with Client(self.url, self.api_key) as client:
