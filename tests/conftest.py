@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+
 from octrain.local.servers import LocalServers
 
 _numbers = itertools.count(1)

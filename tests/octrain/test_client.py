@@ -10,8 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import octrain
 import pytest
+
+import octrain
 from octrain.client import JobFailed, OctrainError, ServerUnreachable, WaitTimeout
 from octrain.local.state import ApiState, StackState
 

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from octrain.cli.render import duration, number, size, sparkline
 from octrain.local.errors import DataFolderInUse, LocalStackError
 from octrain.local.leftovers import end_leftovers, processes_of

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+
 from octrain.local import binaries
 from octrain.local.accounts import ServerAccount, nobody_account
 from octrain.local.errors import BinariesMissing, LocalStackError

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from octrain.client import Client
 from octrain.demo import BASELINE_RECIPE, spec
 from octrain.local.leftovers import processes_of

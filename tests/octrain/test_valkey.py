@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import redis
-from octrain.local.valkey import ValkeyServer
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from octrain.local.valkey import ValkeyServer
 
 
 @pytest.fixture
