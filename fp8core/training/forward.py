@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from typing import Any, cast
 
@@ -14,6 +13,8 @@ from fp8core.engines.protocol import Engine
 
 __all__ = ["logits_of"]
 
+_TAKES_CACHE: dict[type[nn.Module], bool] = {}
+
 
 def logits_of(model: nn.Module, batch: Batch, engine: Engine) -> Tensor:
     """The model's logits for ``batch``, which lies on its device: [B, T, V] or [B, classes]."""
@@ -24,6 +25,7 @@ def logits_of(model: nn.Module, batch: Batch, engine: Engine) -> Tensor:
     return cast(Tensor, model(**inputs).logits)
 
 
-@functools.cache
-def _takes_cache(kind: Any) -> bool:
-    return "use_cache" in inspect.signature(kind.forward).parameters
+def _takes_cache(kind: type[nn.Module]) -> bool:
+    if kind not in _TAKES_CACHE:
+        _TAKES_CACHE[kind] = "use_cache" in inspect.signature(kind.forward).parameters
+    return _TAKES_CACHE[kind]
