@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.utils.deterministic
 
 __all__ = ["capture", "restore", "seed_everything"]
 
@@ -24,6 +25,8 @@ def seed_everything(seed: int) -> None:
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
     torch.use_deterministic_algorithms(True, warn_only=True)
+    # Deterministic mode would also write NaN into all fresh memory, a check that costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False
     torch.backends.cudnn.benchmark = False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from fp8core.errors import DataInvalid, SpecRefused
 from fp8core.paths import resolve_path
 

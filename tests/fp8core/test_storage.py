@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+
 from fp8core.storage import ArtifactStore
 
 

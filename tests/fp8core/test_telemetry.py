@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from fp8core.telemetry import TelemetryWriter, decode_number, encode_number, read_records
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fp8core.commands.train import run_train
 from fp8core.telemetry import decode_number, read_records
 

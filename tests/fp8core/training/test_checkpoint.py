@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+
 from fp8core.errors import CheckpointCorrupt, StorageFull
 from fp8core.training.checkpoint import CheckpointStore, SavedCheckpoint, verify
 from fp8core.training.tensor_files import read_tensors, write_tensors
-from safetensors import safe_open
 
 
 def store_in(folder: Path, keep_last: int = 3, keep_best: int = 1) -> CheckpointStore:

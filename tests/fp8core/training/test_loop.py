@@ -154,8 +154,9 @@ def test_gradient_checkpointing_changes_no_loss(
 
 
 def test_gradient_checkpointing_really_recomputes(job: Job) -> None:
-    from fp8core.training.run import _enable_gradient_checkpointing
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    from fp8core.training.run import _enable_gradient_checkpointing
 
     config = LlamaConfig(
         vocab_size=32,

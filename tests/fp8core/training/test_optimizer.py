@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
-from fp8core.training.optimizer import AdamW, clip_by_global_norm, decays, global_norm
 from torch import Tensor, nn
+
+from fp8core.training.optimizer import AdamW, clip_by_global_norm, decays, global_norm
 
 LR, BETAS, EPS, DECAY = 1e-2, (0.9, 0.99), 1e-8, 0.1
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from fp8core.training.precision import set_gradient_dtype
 from safetensors.torch import load_file
 from torch import nn
+
+from fp8core.training.precision import set_gradient_dtype
 
 FP32, BF16 = torch.float32, torch.bfloat16
 BF16_AMP = {"engine": "amp", "dtype": "bf16"}

@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 import torch
+
 from fp8core.training import random_state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from fp8core.spec.training import (
     ConstantSchedule,
     CosineSchedule,

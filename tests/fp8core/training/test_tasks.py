@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fp8core.data.batch import Batch
 from fp8core.training.tasks import create_task
 
