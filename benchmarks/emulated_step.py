@@ -15,11 +15,12 @@ import statistics
 import time
 
 import torch
-from fp8core.engines import Engine, NormDescription, create
-from fp8core.spec.recipe import AmpRecipe, EmulatedCurrent, EmulatedDelayed
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from fp8core.engines import Engine, NormDescription, create
+from fp8core.spec.recipe import AmpRecipe, EmulatedCurrent, EmulatedDelayed
 
 
 def main() -> None:

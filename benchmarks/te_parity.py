@@ -12,8 +12,8 @@ tokens) from one set of initial weights and one order of batches:
     bf16      the hand-written loop without FP8
 
 Needs a GPU with FP8, Transformer Engine and accelerate. Writes ``losses.csv`` and
-``te_parity.png`` to OUT and prints a table: losses, and the largest and mean gap to ``te``, smoothed
-over 20 steps.
+``te_parity.png`` to OUT and prints a table: losses, and the gap to ``te``, largest and mean, of
+losses smoothed over 20 steps.
 """
 
 from __future__ import annotations

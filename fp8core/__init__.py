@@ -1,1 +1,1 @@
-"""The training library: FP8 engines, conversion and the training loop, usable without any service."""
+"""The training library: FP8 engines, conversion and the training loop, without any service."""

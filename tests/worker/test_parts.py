@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fp8core.spec.outcomes import Outcome, Reason
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8core.spec.outcomes import Outcome, Reason
 from octrain_worker.capabilities import Gpu, _parse_nvidia_smi, find_gpus
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.collector import Collector, last_lines

@@ -142,6 +142,7 @@ def _none_works(reason: str) -> dict[str, dict[str, Any]]:
 def print_engines(device: str) -> None:
     """The subprocess's part: asks every engine, prints one marked line of JSON."""
     import torch
+
     from fp8core.engines import all_availability
 
     found = all_availability(torch.device(device))

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from fp8core.engines.protocol import NormDescription
-from fp8core.spec import Conversion
 from torch import Tensor, nn
 from torch.nn import functional
+
+from fp8core.engines.protocol import NormDescription
+from fp8core.spec import Conversion
 
 
 class PlainLinear(nn.Module):

@@ -8,6 +8,7 @@ import inspect
 import pytest
 import torch
 import transformers
+
 from fp8core import engines
 from fp8core.conversion import convert, restore
 from fp8core.spec import Conversion, EmulatedDelayed

@@ -9,9 +9,10 @@ import textwrap
 
 import pytest
 import torch
+from torch import nn
+
 from fp8core.conversion import convert, restore
 from fp8core.errors import SpecRefused
-from torch import nn
 
 
 def rows_by_name(report):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from fp8core.conversion import Join, KeyMap, Piece
 
 QKV = Join("attn.qkv.weight", (Piece("q.weight", 4), Piece("k.weight", 2), Piece("v.weight", 2)))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fp8core.conversion.norms import describe_norm, is_norm
 from torch import nn
+
+from fp8core.conversion.norms import describe_norm, is_norm
 
 
 def hf(module: str, name: str):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fp8core.spec import parse_spec
 
 torch.set_num_threads(1)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from fp8core.data.order import EpochOrder
 from fp8core.data.parquet import ParquetSource
 from fp8core.data.records import Fields, RecordChecker

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from fp8core.data.attention import attention_mask_for, model_inputs
-from fp8core.data.batch import Batch
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
 )
+
+from fp8core.data.attention import attention_mask_for, model_inputs
+from fp8core.data.batch import Batch
 
 SMALL = {
     "vocab_size": 99,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fp8core.data import Batch, load_tokenizer, open_corpus, open_dataset
 from fp8core.data.tokenizer_build import byte_tokenizer
 from fp8core.data.tokenizers import Tokenizer

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fp8core.data.chat import DEFAULT_TEMPLATE, ChatTemplateError, encode_chat
 from fp8core.data.formats import ExampleEncoder
 from fp8core.data.records import Record

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from fp8core.data.collate import MaskedTokens
 from fp8core.data.tokenizer_build import byte_tokenizer
 from fp8core.data.tokenizers import Tokenizer

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from fp8core.data.sources import open_source
 from fp8core.errors import DataInvalid
 

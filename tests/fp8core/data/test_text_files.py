@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from fp8core.data.text_files import MemoryTextSource, TextFileSource, block_bytes, cut
-from fp8core.errors import DataInvalid
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fp8core.data.text_files import MemoryTextSource, TextFileSource, block_bytes, cut
+from fp8core.errors import DataInvalid
 
 
 def open_text(path: Path, separator: str | None = None) -> TextFileSource:

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fp8core.data.tokenizer_build import byte_tokenizer, train_tokenizer
-from fp8core.data.tokenizers import Tokenizer, load_tokenizer
-from fp8core.errors import ModelUnavailable, SpecRefused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from fp8core.data.tokenizer_build import byte_tokenizer, train_tokenizer
+from fp8core.data.tokenizers import Tokenizer, load_tokenizer
+from fp8core.errors import ModelUnavailable, SpecRefused
 
 Spec = Callable[..., Any]
 BYTES = Tokenizer(byte_tokenizer())

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fp8core.engines.emulated import EmulatedEngine
 from fp8core.spec.recipe import EmulatedCurrent, EmulatedDelayed
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
+
 from fp8core.engines import NormDescription, create
 from fp8core.engines.protocol import Engine
 from fp8core.spec.recipe import AmpRecipe
-from torch import nn
 
 
 def engine_for(dtype: str, **fields: float) -> Engine:

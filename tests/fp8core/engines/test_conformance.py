@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from fp8core.engines import Engine, NormDescription, all_availability, availability, create
 from fp8core.errors import EngineUnsupported
 from fp8core.spec.recipe import (
@@ -19,7 +21,6 @@ from fp8core.spec.recipe import (
     TEDelayed,
     TorchaoRecipe,
 )
-from torch import nn
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RECIPES: dict[str, Any] = {

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from fp8core.engines.emulated import EmulatedEngine
 from torch import nn
+
+from fp8core.engines.emulated import EmulatedEngine
 
 Make = Callable[..., EmulatedEngine]
 FLOAT32_MAX = torch.finfo(torch.float32).max

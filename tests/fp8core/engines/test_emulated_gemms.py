@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fp8core.engines.emulated import EmulatedEngine
 from torch import nn
+
+from fp8core.engines.emulated import EmulatedEngine
 
 Make = Callable[..., EmulatedEngine]
 OVERRIDES = list(itertools.product((False, True), repeat=3))

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fp8core.engines.emulated import EmulatedEngine
 from torch import nn
+
+from fp8core.engines.emulated import EmulatedEngine
 
 Make = Callable[..., EmulatedEngine]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+
 from fp8core.engines import NormDescription
 from fp8core.engines.emulated import EmulatedEngine
-from torch import Tensor, nn
 
 Make = Callable[..., EmulatedEngine]
 EPS = 1e-5

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from fp8core.engines import NormDescription
-from fp8core.engines.emulated import EmulatedEngine
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+
+from fp8core.engines import NormDescription
+from fp8core.engines.emulated import EmulatedEngine
 
 Make = Callable[..., EmulatedEngine]
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
 from fp8core.engines.emulated import EmulatedEngine
 from fp8core.numerics.casts import E4M3, E5M2
 from fp8core.numerics.delayed_scaling import AmaxHistories, DelayedScaling
 from fp8core.spec.recipe import EmulatedDelayed
-from safetensors.torch import load_file
-from torch import Tensor, nn
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 META: dict[str, Any] = json.loads((GOLDEN / "te_meta.json").read_text())

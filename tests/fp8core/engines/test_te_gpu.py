@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from fp8core.engines import transformer_engine as te_engine
 from fp8core.spec import parse_spec
-from torch import nn
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+
 from fp8core.spec import JobSpec, parse_spec
 
 LLAMA = {

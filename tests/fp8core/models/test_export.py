@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors import safe_open
+
 from fp8core import engines
 from fp8core.conversion import ConversionReport, Join, KeyMap, Piece, convert, restore
 from fp8core.errors import StorageFull
 from fp8core.models import export, load
-from safetensors import safe_open
 
 IDS = torch.arange(3, 51).reshape(2, 24)
 

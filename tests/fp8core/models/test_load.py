@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+
 from fp8core.errors import ModelUnavailable, SpecRefused
 from fp8core.models import load, locate
 

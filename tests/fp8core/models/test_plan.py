@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+
 from fp8core import engines
 from fp8core.conversion import convert
 from fp8core.errors import SpecRefused

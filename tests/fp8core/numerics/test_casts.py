@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fp8core.numerics.casts import E4M3, E5M2, Float8Format, decode, measure_amax, quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from fp8core.numerics.casts import E4M3, E5M2, Float8Format, decode, measure_amax, quantize
 
 ONE = torch.tensor(1.0)
 

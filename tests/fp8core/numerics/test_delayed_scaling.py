@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fp8core.numerics.current_scaling import current_scale
 from fp8core.numerics.delayed_scaling import (
     AmaxHistories,
@@ -15,8 +18,6 @@ from fp8core.numerics.delayed_scaling import (
     DelayedScaling,
     delayed_scale,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 CPU = torch.device("cpu")
 FLOAT32_MAX = float(np.finfo(np.float32).max)

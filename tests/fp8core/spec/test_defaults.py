@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fp8core.spec import JobSpec, Precision, TEDelayed, parse_spec
 from pydantic import ValidationError
+
+from fp8core.spec import JobSpec, Precision, TEDelayed, parse_spec
 
 Spec = Callable[..., dict[str, Any]]
 

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+
 from fp8core.spec import Problem, parse_spec
 
 Spec = Callable[..., dict[str, Any]]

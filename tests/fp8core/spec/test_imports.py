@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fp8core.spec
 import pytest
+
+import fp8core.spec
 
 HEAVY = ("torch", "numpy", "transformers", "datasets", "pyarrow", "fastapi", "sqlalchemy", "httpx")
 

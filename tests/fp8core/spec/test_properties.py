@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jsonschema
-from fp8core.spec import JobSpec, Problem, SpecInvalid, json_schema, parse_spec
-from fp8core.spec.annotations import places_of_fields
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from fp8core.spec import JobSpec, Problem, SpecInvalid, json_schema, parse_spec
+from fp8core.spec.annotations import places_of_fields
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
 CODES = {

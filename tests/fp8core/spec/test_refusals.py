@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from fp8core.spec import Problem, SpecInvalid, parse_spec
 
 Spec = Callable[..., dict[str, Any]]

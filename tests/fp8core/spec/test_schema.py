@@ -7,6 +7,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+
 from fp8core.spec import json_schema, parse_spec
 from fp8core.spec.annotations import places_of_parts
 from fp8core.spec.reference import reference

@@ -13,7 +13,6 @@ from dataclasses import replace
 from enum import IntEnum
 
 from fp8core.spec.outcomes import Outcome, Reason
-
 from octrain_worker.api_client import ApiRefused, StaleAttempt, retrying
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_time

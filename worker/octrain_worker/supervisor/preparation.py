@@ -18,7 +18,6 @@ from typing import Any
 from fp8core.errors import TrainingError
 from fp8core.spec.outcomes import Reason
 from fp8core.storage import ArtifactStore
-
 from octrain_worker.api_client import Claim, ResumePoint
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.settings import WorkerSettings

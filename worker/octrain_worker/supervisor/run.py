@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.spec.outcomes import Outcome, Reason
-
 from octrain_worker.api_client import (
     ApiClient,
     ApiRefused,

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.storage import ArtifactStore, StoredFile
-
 from octrain_worker.api_client import StaleAttempt, retrying
 from octrain_worker.attempt_folder import AttemptFolder, read_json, write_private
 from octrain_worker.supervisor.link import Link
