@@ -2,9 +2,9 @@
 
     python benchmarks/override_cost.py
 
-Prints, for a Linear large enough that the GPU and not Python is timed (16384 tokens, 8192 to 8192), the median time of a step as
-a ratio to ``nn.Linear`` under bf16 autocast in the same run, for each of the eight tuples and for
-``te.Linear`` itself called without this project.
+Prints, for a Linear large enough that the GPU and not Python is timed (16384 tokens, 8192 to 8192),
+the median time of a step as a ratio to ``nn.Linear`` under bf16 autocast in the same run, for each
+of the eight tuples and for ``te.Linear`` itself called without this project.
 """
 
 from __future__ import annotations
