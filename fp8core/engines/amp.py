@@ -6,7 +6,7 @@ is converted. fp16 scales the loss, and steps whose gradients overflow are skipp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -53,7 +53,13 @@ class AmpEngine:
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         raise TypeError(_REFUSAL)
 
-    def training_context(self) -> AbstractContextManager[Any]:
+    def prepare(self, model: nn.Module) -> None:
+        """Nothing to do: the baselines run eagerly."""
+
+    def checkpoint_function(self) -> Callable[..., Any] | None:
+        return None
+
+    def training_context(self, first_microbatch: bool | None = None) -> AbstractContextManager[Any]:
         if self.compute_dtype == torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)

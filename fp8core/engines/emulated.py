@@ -17,9 +17,10 @@ every field of the recipe. When things happen, with delayed scaling:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -120,8 +121,14 @@ class EmulatedEngine:
 
     # The step
 
+    def prepare(self, model: nn.Module) -> None:
+        """Nothing to do: the emulation runs eagerly."""
+
+    def checkpoint_function(self) -> Callable[..., Any] | None:
+        return None
+
     @contextmanager
-    def training_context(self) -> Iterator[None]:
+    def training_context(self, first_microbatch: bool | None = None) -> Iterator[None]:
         with self._enter(_Region(fp8=True, training=True, scales=self._forward_scales())):
             yield
         if self._forward_histories is not None and torch.is_grad_enabled():
@@ -166,7 +173,17 @@ class EmulatedEngine:
         self._health = HealthRecorder() if enabled else None
 
     def health(self) -> dict[str, float]:
-        return {} if self._health is None else self._health.figures()
+        figures = {} if self._health is None else self._health.figures()
+        if figures and self._forward_histories and self._backward_histories:
+            forward = self._forward_histories.infinities()
+            backward = self._backward_histories.infinities()
+            for name, (first, first_backward) in self._slots.items():
+                counts = {t: forward[first + c] for t, c in _FORWARD_COLUMNS.items()}
+                counts |= {t: backward[first_backward + c] for t, c in _BACKWARD_COLUMNS.items()}
+                for tensor, count in counts.items():
+                    if count:
+                        figures[f"fp8/{name}/{tensor}/infinities"] = float(count)
+        return figures
 
     # State
 

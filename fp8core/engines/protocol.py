@@ -7,7 +7,7 @@ backward pass has ended. Nothing else of the library knows which engine is at wo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -53,7 +53,7 @@ class NormDescription:
 class Engine(Protocol):
     """One precision engine, bound to a recipe and a device, for one model in one process.
 
-    A training step is, for every micro-batch::
+    A model is converted, then ``prepare``d once. A training step is, for every micro-batch::
 
         with engine.training_context():
             loss = ...                     # forward
@@ -92,8 +92,30 @@ class Engine(Protocol):
         """A replacement for a norm, with the same Parameter objects as ``weight`` and ``bias``."""
         ...
 
-    def training_context(self) -> AbstractContextManager[None]:
-        """Wraps the forward pass (and loss) of one micro-batch. Not re-entrant."""
+    def prepare(self, model: nn.Module) -> None:
+        """Called once when the model is converted and before its first step, to compile it.
+
+        The module tree, the state dict's keys and the Parameters stay as they are.
+        """
+        ...
+
+    def checkpoint_function(self) -> Callable[..., Any] | None:
+        """What recomputes a block under gradient checkpointing: ``function(block, *inputs)``.
+
+        None: ``torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`` will do. The first run
+        of a block must lie in a training context.
+        """
+        ...
+
+    def training_context(
+        self, first_microbatch: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Wraps the forward pass (and loss) of one micro-batch. Not re-entrant.
+
+        ``first_microbatch``: under gradient accumulation, True for the first micro-batch of an
+        optimizer step and False for the others, which see the same weights; an engine may then
+        use its casts of the weights again. None: the weights may differ from those before.
+        """
         ...
 
     def evaluation_context(self) -> AbstractContextManager[None]:
@@ -126,7 +148,8 @@ class Engine(Protocol):
 
         Keys: ``fp8/<module>/<tensor>/<figure>`` with tensor ``input``, ``weight`` or
         ``grad_output`` and figure ``amax``, ``scale`` (the factor applied before the cast),
-        ``saturated`` and ``underflow`` (fractions of elements, 0 to 1).
+        ``saturated`` and ``underflow`` (fractions of elements, 0 to 1); with delayed scaling also
+        ``infinities``, how many amaxes of the tensor's history are infinite, where there are any.
         """
         ...
 

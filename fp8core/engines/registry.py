@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fp8core.engines import transformer_engine
+from fp8core.engines import torchao_engine, transformer_engine
 from fp8core.engines.amp import AmpEngine
 from fp8core.engines.emulated import EmulatedEngine
 from fp8core.engines.protocol import Availability, Engine
@@ -26,12 +26,8 @@ def availability(recipe: Recipe, device: torch.device | str) -> Availability:
     device = torch.device(device)
     if recipe.engine == "te":
         return transformer_engine.availability(recipe, device)
-    if recipe.engine == "torchao":
-        reason = (
-            "engine 'torchao' is not part of this version; the nearest to it is engine 'emulated' "
-            "with current scaling, on any device"
-        )
-        return Availability(False, (reason,))
+    if isinstance(recipe, TorchaoRecipe):
+        return torchao_engine.availability(recipe, device)
     reasons: list[str] = []
     if device.type == "cuda" and not torch.cuda.is_available():
         reasons.append("no CUDA device is usable here")
@@ -58,6 +54,8 @@ def create(recipe: Recipe, device: torch.device | str) -> Engine:
         return EmulatedEngine(recipe, device)
     if isinstance(recipe, AmpRecipe):
         return AmpEngine(recipe, device)
+    if isinstance(recipe, TorchaoRecipe):
+        return torchao_engine.TorchaoEngine(recipe, device)
     if recipe.engine == "te":
         return transformer_engine.TransformerEngine(recipe, device)
     raise EngineUnsupported(f"no engine runs {type(recipe).__name__}", pointer="/recipe")

@@ -11,6 +11,9 @@ autocast go to FP8 in one rounding, and their amax is that of the fp32 values.
 
 An operand is quantised only where a GEMM reads it in FP8, so the amax history of an operand that
 no GEMM quantises stays empty and its scale stays 1.
+
+What the backward pass needs is saved as plain tensors, where gradient checkpointing finds it. The
+recomputation of a block asks for quantizers again; the engine gives those of the first run.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class OverrideLinear(nn.Module):
         weight: ``[out_features, in_features]``, shared with the layer that is replaced.
         bias: ``[out_features]`` or None.
         override: (fprop, dgrad, wgrad), True is high precision; never all three.
-        make_quantizer: asked at each forward outside a recompute and each backward.
+        make_quantizer: asked at each forward pass, a recomputed one too, and each backward pass.
         is_enabled: whether FP8 is on now; where it is not, this is a plain Linear.
     """
 
@@ -117,6 +120,7 @@ class _ThreeGemms(torch.autograd.Function):
         make_quantizer: QuantizerFactory,
     ) -> Tensor:
         from transformer_engine.pytorch.cpp_extensions import general_gemm
+        from transformer_engine.pytorch.quantized_tensor import prepare_for_saving
 
         use = OperandUse.of(override)
         cast_bias = None if bias is None else bias.to(dtype)
@@ -137,20 +141,24 @@ class _ThreeGemms(torch.autograd.Function):
         ctx.input_dtype = rows.dtype
         ctx.weight_dtype = weight.dtype
         ctx.bias_dtype = None if bias is None else bias.dtype
-        # A quantised tensor is no plain tensor to save_for_backward's version checks; it is never
-        # modified in place here, and the high-precision ones go the ordinary way.
-        ctx.quantized_rows = quantized_rows if use.input_transposed else None
-        ctx.quantized_weight = quantized_weight if use.weight_transposed else None
-        ctx.save_for_backward(
-            rows.to(dtype) if override[2] else None, weight if override[1] else None
+        if use.input_transposed and quantized_rows is not None:
+            # wgrad reads the transposed copy alone.
+            quantized_rows.update_usage(rowwise_usage=False, columnwise_usage=True)
+        saved, ctx.tensor_objects = prepare_for_saving(
+            rows.to(dtype) if override[2] else None,
+            weight if override[1] else None,
+            quantized_rows if use.input_transposed else None,
+            quantized_weight if use.weight_transposed else None,
         )
+        ctx.save_for_backward(*saved)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         from transformer_engine.pytorch.cpp_extensions import general_gemm
+        from transformer_engine.pytorch.quantized_tensor import restore_from_func_ctx
 
-        rows, weight = ctx.saved_tensors
+        rows, weight, quantized_rows, quantized_weight = restore_from_func_ctx(ctx)
         _, dgrad_high, wgrad_high = ctx.override
         grad_output = grad_output.contiguous()
         need_input, need_weight, need_bias = ctx.needs_input_grad[:3]
@@ -165,7 +173,7 @@ class _ThreeGemms(torch.autograd.Function):
                 grad_input = grad_output @ weight.to(grad_output.dtype)
             else:
                 grad_input = general_gemm(
-                    ctx.quantized_weight,
+                    quantized_weight,
                     quantized_grad,
                     out_dtype=grad_output.dtype,
                     layout="NN",
@@ -178,7 +186,7 @@ class _ThreeGemms(torch.autograd.Function):
                 grad_weight = grad_output.t() @ rows
             else:
                 grad_weight = general_gemm(
-                    ctx.quantized_rows,
+                    quantized_rows,
                     quantized_grad,
                     out_dtype=grad_output.dtype,
                     layout="NT",
@@ -195,4 +203,6 @@ def _quantize(quantizer: Any, tensor: Tensor, transposed: bool) -> Any:
     # Hopper's FP8 GEMM reads both operands along the reduced dimension, so dgrad and wgrad need
     # transposed copies; a copy made of the transpose alone is not implemented per tensor.
     quantizer.set_usage(rowwise=True, columnwise=transposed)
+    # A bare container of plain tensors, which can be saved for the backward pass one by one.
+    quantizer.internal = True
     return quantizer(tensor.contiguous())

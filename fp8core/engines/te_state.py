@@ -26,6 +26,18 @@ class DirectionState:
     amax_history: Tensor
 
 
+class ForwardScales:
+    """The forward scales of every layer as they were when this was made, in one copy."""
+
+    def __init__(self, states: dict[str, DirectionState]) -> None:
+        self._places = {name: place for place, name in enumerate(states)}
+        self._scales = torch.stack([state.scale for state in states.values()]).detach()
+
+    def __getitem__(self, name: str) -> Tensor:
+        """The scales ``[columns]`` of one layer."""
+        return self._scales[self._places[name]]
+
+
 @dataclass
 class OwnDelayedState:
     """Histories and scales of the layers that Transformer Engine does not keep them for."""
@@ -104,3 +116,19 @@ def te_directions(modules: dict[str, Any]) -> Iterator[tuple[str, str, Direction
             state = module.fp8_meta.get(key)
             if state is not None and getattr(state, "amax_history", None) is not None:
                 yield name, direction, DirectionState(state.scale, state.amax_history)
+
+
+def count_infinities(
+    states: dict[str, DirectionState], columns: tuple[str, ...]
+) -> dict[str, float]:
+    """``fp8/<layer>/<column>/infinities``: infinite amaxes, for the histories that hold any."""
+    if not states:
+        return {}
+    histories = torch.stack([state.amax_history for state in states.values()])
+    counts = torch.isinf(histories).sum(dim=1).tolist()
+    return {
+        f"fp8/{name}/{column}/infinities": float(count)
+        for name, row in zip(states, counts, strict=True)
+        for column, count in zip(columns, row, strict=True)
+        if count
+    }

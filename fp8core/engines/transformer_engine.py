@@ -7,9 +7,10 @@ name, and nothing is imported before an engine is asked for: the package may be 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -17,13 +18,20 @@ from torch import Tensor, nn
 
 from fp8core.engines.protocol import TOKEN_MULTIPLE, Availability, NormDescription
 from fp8core.engines.te_health import HealthRecorder
+from fp8core.engines.te_modules import make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear
+from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
+    BACKWARD_COLUMNS,
+    FORWARD_COLUMNS,
     DirectionState,
+    ForwardScales,
     OwnDelayedState,
     ScaleInterval,
+    count_infinities,
     te_directions,
 )
+from fp8core.engines.weight_casts import WeightCasts
 from fp8core.errors import EngineUnsupported
 
 HIGH_PRECISION = (True, True, True)
@@ -80,6 +88,11 @@ class TransformerEngine:
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None
+        self._recomputation = Recomputation(self._first_run)
+        self._casts = WeightCasts()
+        # A kept cast stages no amax. With an interval, the updates that are due could then miss
+        # every cast of the weights, and their scales would never change again.
+        self._keeps_casts = recipe.scaling != "delayed" or recipe.interval == 1
         if recipe.scaling == "delayed":
             import transformer_engine_torch as tex
 
@@ -121,60 +134,57 @@ class TransformerEngine:
                 linear.bias,
                 self._override,
                 lambda tensor: self._quantizer(name, tensor),
-                lambda: self._enabled,
+                self._is_enabled,
             )
         else:
-            layer = _linear_class()(
-                linear.in_features,
-                linear.out_features,
-                bias=linear.bias is not None,
-                params_dtype=linear.weight.dtype,
-                device="meta",
-                name=name,
-            )
-            layer.weight = linear.weight
-            if linear.bias is not None:
-                layer.bias = linear.bias
+            layer = make_linear(linear, name, self._casts)
         self._linears[name] = layer
         return layer
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
-        assert norm.weight is not None
-        layer = _norm_class(norm.kind)(
-            norm.normalized_shape,
-            eps=norm.eps,
-            zero_centered_gamma=norm.zero_centered,
-            device="meta",
-            dtype=norm.weight.dtype,
-        )
-        layer.weight = norm.weight
-        if norm.bias is not None:
-            layer.bias = norm.bias
+        layer: nn.Module = make_norm(norm)
         return layer
+
+    def prepare(self, model: nn.Module) -> None:
+        """Nothing to do: Transformer Engine's modules run eagerly, in fused kernels."""
+
+    def checkpoint_function(self) -> Callable[..., Any] | None:
+        # torch's own recomputes outside Transformer Engine's context, and fails.
+        return functools.partial(
+            self._te.checkpoint, use_reentrant=False, context_fn=self._recomputation.contexts
+        )
 
     # The step
 
-    def training_context(self) -> AbstractContextManager[None]:
-        return self._context(fp8=True, training=True)
+    def training_context(
+        self, first_microbatch: bool | None = None
+    ) -> AbstractContextManager[None]:
+        return self._context(fp8=True, training=True, first_microbatch=first_microbatch)
 
     def evaluation_context(self) -> AbstractContextManager[None]:
         fp8 = bool(getattr(self.recipe, "use_autocast_during_eval", False))
         return self._context(fp8=fp8, training=False)
 
     @contextmanager
-    def _context(self, *, fp8: bool, training: bool) -> Iterator[None]:
+    def _context(
+        self, *, fp8: bool, training: bool, first_microbatch: bool | None = None
+    ) -> Iterator[None]:
         before = self._enabled
         self._enabled = fp8
+        self._recomputation.region_changes()
         if training:
+            self._casts.begin(first_microbatch if self._keeps_casts else None)
             self._health.before_forward()
         try:
             with (
                 torch.autocast("cuda", dtype=self.compute_dtype),
                 self._te.autocast(enabled=fp8, recipe=self._te_recipe),
+                nullcontext() if training else self._casts.paused(),
             ):
                 yield
         finally:
             self._enabled = before
+            self._recomputation.region_changes()
         if training and fp8 and torch.is_grad_enabled():
             self._after_update("forward")
         elif fp8:
@@ -182,6 +192,14 @@ class TransformerEngine:
             # would take them in; an evaluation must not move the scales.
             for _, state in self._states("forward"):
                 state.amax_history[0].zero_()
+
+    def _is_enabled(self) -> bool:
+        repeated = self._recomputation.repeated
+        return self._enabled if repeated is None else repeated.fp8
+
+    def _first_run(self) -> FirstRun:
+        own = self._own.forward if self._own is not None else {}
+        return FirstRun(self._enabled, ForwardScales(own) if own else None)
 
     def after_backward(self) -> None:
         self._after_update("backward")
@@ -221,7 +239,11 @@ class TransformerEngine:
         else:
             state, dtype = self._own.forward[name], self._own.forward_dtype
             column = 0 if tensor == "input" else 1
-        return Float8Quantizer(state.scale[column], state.amax_history[0][column].reshape(1), dtype)
+        scale, staged = state.scale[column], state.amax_history[0][column].reshape(1)
+        repeated = self._recomputation.repeated
+        if repeated is not None and repeated.scales is not None and tensor != "grad_output":
+            scale, staged = repeated.scales[name][column], torch.zeros_like(staged)
+        return Float8Quantizer(scale, staged, dtype)
 
     # Figures and state
 
@@ -232,10 +254,22 @@ class TransformerEngine:
         self._health.record(enabled, self._linears, hybrid=_is_hybrid(self.recipe))
 
     def health(self) -> dict[str, float]:
-        return self._health.read()
+        figures = self._health.read()
+        if figures:
+            for direction, columns in (
+                ("forward", FORWARD_COLUMNS),
+                ("backward", BACKWARD_COLUMNS),
+            ):
+                figures |= count_infinities(dict(self._states(direction)), columns)
+        return figures
 
     def _scale_of(self, name: str, tensor: str) -> Tensor | None:
         """The scale of a layer's next cast of ``tensor``; None where it is made at the cast."""
+        if tensor == "weight" and self._own is not None:
+            layer = self._linears[name]
+            if self._casts.reuses(name, layer.weight):
+                inverse: Tensor = layer._fp8_workspaces["weight"]._scale_inv
+                return inverse.reciprocal().reshape(())
         direction, column = (
             ("backward", 0) if tensor == "grad_output" else ("forward", int(tensor == "weight"))
         )
@@ -316,34 +350,3 @@ def _te_recipe(recipe: Any) -> Any:
         "nvfp4": te_recipes.NVFP4BlockScaling,
     }
     return classes[recipe.scaling](**fields)
-
-
-def _linear_class() -> Any:
-    return _without_extra_state("Linear")
-
-
-def _norm_class(kind: str) -> Any:
-    return _without_extra_state("LayerNorm" if kind == "layer_norm" else "RMSNorm")
-
-
-_CLASSES: dict[str, Any] = {}
-
-
-def _without_extra_state(name: str) -> Any:
-    """A Transformer Engine module that adds no pickled ``_extra_state`` to the model's state dict.
-
-    The engine's own ``state_dict`` holds the histories and scales as tensors instead.
-    """
-    if name not in _CLASSES:
-        import transformer_engine.pytorch as te
-
-        _CLASSES[name] = type(
-            f"Octrain{name}",
-            (getattr(te, name),),
-            {
-                "get_extra_state": nn.Module.get_extra_state,
-                "set_extra_state": nn.Module.set_extra_state,
-                "__module__": __name__,
-            },
-        )
-    return _CLASSES[name]

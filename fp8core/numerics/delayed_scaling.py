@@ -155,6 +155,11 @@ class AmaxHistories:
         self._history.copy_(torch.where(ran, turned, self._history))  # the staging views stay valid
         self._scales = None
 
+    def infinities(self) -> list[int]:
+        """How many infinite amaxes each column's history holds."""
+        counts: list[int] = torch.isinf(self._history).sum(dim=0).tolist()
+        return counts
+
     def read(self, first: int, count: int) -> AmaxHistory:
         """Copies of the columns ``first .. first + count``."""
         part = slice(first, first + count)

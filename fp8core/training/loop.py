@@ -28,6 +28,7 @@ from fp8core.telemetry import TelemetryWriter
 from fp8core.training.checkpoint import CheckpointStore
 from fp8core.training.evaluation import evaluate
 from fp8core.training.forward import logits_of
+from fp8core.training.fp8_health import FP8Health
 from fp8core.training.late_metrics import LateMetrics, StepFigures
 from fp8core.training.memory import peak_bytes
 from fp8core.training.optimizer import AdamW, clip_by_global_norm
@@ -77,6 +78,7 @@ class TrainingLoop:
         self._stop = stop
         self._on_figures = on_figures
         self._late = LateMetrics(parts.engine.device)
+        self._health = FP8Health(parts.spec, parts.engine, parts.telemetry)
         self._trainable = [p for p in parts.model.parameters() if p.requires_grad]
         self._data_ended = False
         self._saved_step = position.step  # a run that goes on starts from a checkpoint of its step
@@ -126,15 +128,16 @@ class TrainingLoop:
                 f"{self._training.sequence_length} tokens or was left out",
                 pointer="/training/sequence_length",
             )
-        every = self._spec.telemetry.fp8_every_steps
-        with_health = every > 0 and step % every == 0
+        with_health = self._health.is_due(step)
+        # Kept casts of the weights cost memory, which a run that recomputes has none to spare of.
+        keep_casts = len(batches) > 1 and not self._training.gradient_checkpointing
         scaler = engine.gradient_scaler
         loss = torch.zeros((), device=engine.device)
         for number, batch in enumerate(batches, start=1):
             if with_health and number == len(batches):
-                engine.record_health(True)
+                self._health.begin()
             there = batch.to(engine.device, non_blocking=True)
-            with engine.training_context():
+            with engine.training_context(number == 1 if keep_casts else None):
                 share = parts.task.loss_sum(logits_of(parts.model, there, engine), there) / targets
             (share if scaler is None else scaler.scale(share)).backward()
             engine.after_backward()
@@ -163,8 +166,7 @@ class TrainingLoop:
         self.position.seconds += time.perf_counter() - started
         self._settle(settled)
         if with_health:
-            parts.telemetry.metrics(step, engine.health())
-            engine.record_health(False)
+            self._health.end(step)
 
     def _check_finite(self, figures: StepFigures) -> None:
         loss = figures.values["train/loss"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -13,12 +12,12 @@ from fp8core import engines
 from fp8core.conversion import ConversionReport, convert
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.durable import PARTIAL_PREFIX, told_when_full, write_json
-from fp8core.errors import SpecRefused
 from fp8core.models import LoadedModel, export
 from fp8core.spec.job import JobSpec
 from fp8core.spec.outcomes import Outcome, Reason
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
+from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 from fp8core.training.build import Places, build_data_and_model
 from fp8core.training.checkpoint import CheckpointStore, LoadedCheckpoint
 from fp8core.training.device import check_one_rank, choose_device
@@ -134,7 +133,8 @@ class Run:
 
         set_gradient_dtype(model, dtype_of(spec.training.precision.gradients))
         if spec.training.gradient_checkpointing:
-            _enable_gradient_checkpointing(model)
+            enable_gradient_checkpointing(model, engine)
+        engine.prepare(model)
         optimizer = _optimizer(spec, model)
         parts = RunParts(
             spec=spec,
@@ -217,17 +217,3 @@ def _optimizer(spec: JobSpec, model: torch.nn.Module) -> AdamW:
         master_weights=precision.master_weights == "fp32",
         seed=spec.training.seed,
     )
-
-
-def _enable_gradient_checkpointing(model: torch.nn.Module) -> None:
-    if not getattr(model, "supports_gradient_checkpointing", False):
-        raise SpecRefused(
-            f"transformers cannot recompute the activations of {type(model).__name__}",
-            pointer="/training/gradient_checkpointing",
-        )
-    # The newer name of the same; the older one warns where both are there.
-    enable: Any = getattr(model, "activation_checkpointing_enable", None)
-    if enable is None:
-        enable = model.gradient_checkpointing_enable
-    # Reentrant checkpointing would drop the autocast and FP8 state of the forward pass.
-    enable({"use_reentrant": False})

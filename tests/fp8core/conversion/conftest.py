@@ -83,7 +83,13 @@ class PlainEngine:
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         return PlainNorm(norm)
 
-    def training_context(self) -> Any:
+    def prepare(self, model: nn.Module) -> None:
+        return
+
+    def checkpoint_function(self) -> None:
+        return None
+
+    def training_context(self, first_microbatch: bool | None = None) -> Any:
         return nullcontext()
 
     evaluation_context = training_context

@@ -25,6 +25,9 @@ from fp8core.spec.recipe import (
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RECIPES: dict[str, Any] = {
     "te delayed": TEDelayed(),
+    "torchao tensorwise": TorchaoRecipe(engine="torchao"),
+    "torchao rowwise": TorchaoRecipe(engine="torchao", scaling="rowwise"),
+    "torchao rowwise_with_gw_hp": TorchaoRecipe(engine="torchao", scaling="rowwise_with_gw_hp"),
     "emulated delayed": EmulatedDelayed(engine="emulated", amax_history_len=4),
     "emulated current": EmulatedCurrent(engine="emulated", scaling="current"),
     "emulated override": EmulatedDelayed(

@@ -156,7 +156,9 @@ def test_gradient_checkpointing_changes_no_loss(
 def test_gradient_checkpointing_really_recomputes(job: Job) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from fp8core.training.run import _enable_gradient_checkpointing
+    from fp8core.engines import create
+    from fp8core.spec.recipe import AmpRecipe
+    from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 
     config = LlamaConfig(
         vocab_size=32,
@@ -173,7 +175,7 @@ def test_gradient_checkpointing_really_recomputes(job: Job) -> None:
         calls += 1
 
     model.model.layers[0].mlp.register_forward_pre_hook(count)
-    _enable_gradient_checkpointing(model)
+    enable_gradient_checkpointing(model, create(AmpRecipe(engine="amp"), "cpu"))
     model(torch.ones(1, 16, dtype=torch.long)).logits.sum().backward()
     assert calls == 2
 

@@ -1,0 +1,72 @@
+"""Transformer Engine's layers as this project uses them, made when first asked for.
+
+They add no pickled ``_extra_state`` to the model's state dict (the engine's own ``state_dict``
+holds the histories and scales as tensors), and a Linear learns from the engine whether its last
+cast of the weight still holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+
+from fp8core.engines.protocol import NormDescription
+from fp8core.engines.weight_casts import WeightCasts
+
+__all__ = ["make_linear", "make_norm"]
+
+
+def make_linear(linear: nn.Linear, name: str, casts: WeightCasts) -> Any:
+    """A ``te.Linear`` over the Parameters of ``linear``; nothing is allocated."""
+    layer = _class("Linear")(
+        linear.in_features,
+        linear.out_features,
+        bias=linear.bias is not None,
+        params_dtype=linear.weight.dtype,
+        device="meta",
+        name=name,
+    )
+    layer.weight = linear.weight
+    if linear.bias is not None:
+        layer.bias = linear.bias
+    layer.__dict__["_weight_casts"] = casts
+    return layer
+
+
+def make_norm(norm: NormDescription) -> Any:
+    """A ``te.LayerNorm`` or ``te.RMSNorm`` over the Parameters of ``norm``, which has a weight."""
+    assert norm.weight is not None
+    layer = _class("LayerNorm" if norm.kind == "layer_norm" else "RMSNorm")(
+        norm.normalized_shape,
+        eps=norm.eps,
+        zero_centered_gamma=norm.zero_centered,
+        device="meta",
+        dtype=norm.weight.dtype,
+    )
+    layer.weight = norm.weight
+    if norm.bias is not None:
+        layer.bias = norm.bias
+    return layer
+
+
+@functools.cache
+def _class(name: str) -> Any:
+    import transformer_engine.pytorch as te
+
+    base = getattr(te, name)
+    members: dict[str, Any] = {
+        "get_extra_state": nn.Module.get_extra_state,
+        "set_extra_state": nn.Module.set_extra_state,
+        "__module__": __name__,
+    }
+    if name == "Linear":
+
+        def forward(self: Any, input: Tensor) -> Tensor:
+            first = self._weight_casts.is_first(self.name, self.weight)
+            output: Tensor = base.forward(self, input, is_first_microbatch=first)
+            return output
+
+        members["forward"] = forward
+    return type(f"Octrain{name}", (base,), members)
