@@ -70,6 +70,7 @@ def convert(model: nn.Module, engine: Engine) -> int:
             if engine.norm_refusal(norm) is None:
                 model.set_submodule(name, engine.convert_norm(norm, name))
                 converted += 1
+    engine.prepare(model)
     return converted
 
 

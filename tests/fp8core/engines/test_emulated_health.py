@@ -124,3 +124,20 @@ def test_current_scaling_never_saturates(current: Make) -> None:
     figures = engine.health()
     assert figures["fp8/block.layer/input/scale"] == pytest.approx(448 / 500)
     assert {value for key, value in figures.items() if key.endswith("saturated")} == {0.0}
+
+
+def test_infinities_in_the_history_are_counted_while_they_sit_there(delayed: Make) -> None:
+    engine = delayed(amax_history_len=3)
+    layer = probe(engine)
+    counts = []
+    for index in range(5):
+        input = torch.ones(16, 16)
+        if index == 1:
+            input[0, 0] = float("inf")
+        engine.record_health(True)
+        step(engine, layer, input, grad=1.0)
+        figures = engine.health()
+        counts.append(figures.get("fp8/block.layer/input/infinities"))
+        assert "fp8/block.layer/weight/infinities" not in figures
+        assert "fp8/block.layer/grad_output/infinities" not in figures
+    assert counts == [None, 1.0, 1.0, None, None]

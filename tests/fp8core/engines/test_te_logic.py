@@ -1,0 +1,177 @@
+"""What the te engine decides by itself, without a GPU: kept casts, recomputation, infinities."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8core.engines.te_recompute import FirstRun, Recomputation
+from fp8core.engines.te_state import DirectionState, ForwardScales, count_infinities
+from fp8core.engines.weight_casts import WeightCasts
+
+
+def state(scale: float, *history: float) -> DirectionState:
+    rows = torch.tensor(history or (0.0,)).reshape(-1, 1).repeat(1, 3)
+    return DirectionState(torch.full((3,), scale), rows)
+
+
+# Kept casts of weights
+
+
+def test_a_cast_is_made_in_the_first_micro_batch_and_kept_for_the_others() -> None:
+    casts, weight = WeightCasts(), nn.Parameter(torch.ones(2))
+    for _ in range(2):  # optimizer steps
+        asked = []
+        for micro_batch in range(3):
+            casts.begin(micro_batch == 0)
+            asked.append(casts.is_first("a", weight))
+        assert asked == [True, False, False]
+        with torch.no_grad():
+            weight.add_(1.0)
+
+
+def test_without_accumulation_nothing_is_kept() -> None:
+    casts, weight = WeightCasts(), nn.Parameter(torch.ones(2))
+    assert casts.is_first("a", weight) is None
+    casts.begin(True)
+    assert casts.is_first("a", weight) is True
+    casts.begin(None)
+    assert casts.is_first("a", weight) is None
+    assert not casts.reuses("a", weight)
+
+
+def test_a_layer_that_the_first_micro_batch_skipped_gets_no_cast_of_an_earlier_step() -> None:
+    casts, weight = WeightCasts(), nn.Parameter(torch.ones(2))
+    casts.begin(True)
+    assert casts.is_first("expert", weight) is True
+    weight.data = torch.zeros(2)  # an optimizer that writes past autograd's counter
+    casts.begin(True)
+    casts.begin(False)
+    assert casts.is_first("expert", weight) is True
+    casts.begin(False)
+    assert casts.is_first("expert", weight) is False
+
+
+def test_a_weight_that_was_written_to_is_cast_anew() -> None:
+    casts, weight = WeightCasts(), nn.Parameter(torch.ones(2))
+    casts.begin(True)
+    assert casts.is_first("a", weight) is True
+    with torch.no_grad():
+        weight.mul_(2.0)
+    casts.begin(False)
+    assert not casts.reuses("a", weight)
+    assert casts.is_first("a", weight) is True
+    assert casts.reuses("a", weight)
+
+
+def test_a_shared_layer_is_cast_once_and_a_recomputation_uses_that_cast() -> None:
+    casts, weight = WeightCasts(), nn.Parameter(torch.ones(2))
+    casts.begin(True)
+    assert [casts.is_first("a", weight) for _ in range(2)] == [True, False]
+    with casts.paused():  # an evaluation before the backward pass
+        assert casts.is_first("a", weight) is None
+    assert casts.is_first("a", weight) is False  # in the backward pass: no context is open
+
+
+# Recomputation
+
+
+class Scaled(torch.autograd.Function):
+    """Multiplies by a scale that it saves, as a cast does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return gradients[0] * ctx.saved_tensors[1], None
+
+
+class Layer(nn.Module):
+    """Casts with its state's scale, or in a recomputation with the first run's; stages once."""
+
+    def __init__(self, name: str, recomputation: Recomputation, own: DirectionState) -> None:
+        super().__init__()
+        self.name, self.own, self.recomputation = name, own, recomputation
+        self.used: list[float] = []
+        self.staged = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        repeated = self.recomputation.repeated
+        scale = self.own.scale
+        if repeated is None:
+            self.staged += 1
+        else:
+            assert repeated.fp8
+            assert repeated.scales is not None
+            scale = repeated.scales[self.name]
+        self.used.append(scale[0].item())
+        return torch.sin(Scaled.apply(x, scale[0].clone()))
+
+
+def test_blocks_are_recomputed_with_the_scales_of_their_own_first_run() -> None:
+    own = {"a": state(2.0), "b": state(3.0)}
+    taken = 0
+
+    def take_down() -> FirstRun:
+        nonlocal taken
+        taken += 1
+        return FirstRun(True, ForwardScales(own))
+
+    recomputation = Recomputation(take_down)
+    layers = [Layer(name, recomputation, own[name]) for name in own]
+
+    def region(x: torch.Tensor) -> torch.Tensor:
+        recomputation.region_changes()
+        for layer in layers:
+            x = checkpoint(layer, x, use_reentrant=False, context_fn=recomputation.contexts)
+        recomputation.region_changes()
+        for name in own:  # the update on leaving the region, in place
+            own[name].scale.mul_(10.0)
+        return x
+
+    x = torch.tensor(0.3, requires_grad=True)
+    first, second = region(x), region(x)  # two regions wait for their backward passes
+    assert taken == 2
+    second.backward()
+    first.backward()
+    assert layers[0].used == [2.0, 20.0, 20.0, 2.0]
+    assert layers[1].used == [3.0, 30.0, 30.0, 3.0]
+    assert [layer.staged for layer in layers] == [2, 2]
+    assert recomputation.repeated is None
+    expected = torch.tensor(0.3, requires_grad=True)
+    for a, b in ((2.0, 3.0), (20.0, 30.0)):
+        torch.sin(torch.sin(expected * a) * b).backward()
+    assert x.grad is not None
+    assert expected.grad is not None
+    assert torch.allclose(x.grad, expected.grad, rtol=1e-6)
+
+
+def test_nothing_is_taken_down_without_a_checkpointed_block() -> None:
+    def refuse() -> FirstRun:
+        raise AssertionError
+
+    recomputation = Recomputation(refuse)
+    recomputation.region_changes()
+    recomputation.region_changes()
+
+
+# Infinities
+
+
+def test_infinities_are_counted_by_layer_and_column() -> None:
+    clean, held = state(1.0, 0.0, 1.0, math.nan), state(1.0, 0.0, math.inf, math.inf)
+    held.amax_history[1, 1] = 2.0
+    columns = ("input", "weight", "output")
+    assert count_infinities({"a": clean, "b.c": held}, columns) == {
+        "fp8/b.c/input/infinities": 2.0,
+        "fp8/b.c/weight/infinities": 1.0,
+        "fp8/b.c/output/infinities": 2.0,
+    }
+    assert count_infinities({}, columns) == {}
