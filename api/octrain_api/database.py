@@ -44,6 +44,9 @@ class Database:
             },
         )
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+        # The same pool; every transaction reads the database as it was at its first statement.
+        snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
+        self._snapshots = async_sessionmaker(snapshots, expire_on_commit=False)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncSession]:
@@ -54,6 +57,10 @@ class Database:
     def session(self) -> AsyncSession:
         """A session to be used as a context manager; it rolls back what was not committed."""
         return self._sessions()
+
+    def snapshot(self) -> AsyncSession:
+        """The same for readers: what one transaction reads in several statements fits together."""
+        return self._snapshots()
 
     async def connect(self) -> psycopg.AsyncConnection[tuple[object, ...]]:
         """A connection of its own in autocommit, outside the pool."""

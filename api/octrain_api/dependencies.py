@@ -31,9 +31,15 @@ def get_context(request: Request) -> Context:
 ContextDep = Annotated[Context, Depends(get_context)]
 
 
-async def get_session(context: ContextDep) -> AsyncIterator[AsyncSession]:
-    """One session per request, committed when the endpoint returns: services never commit."""
-    async with context.database.session() as session:
+async def get_session(context: ContextDep, request: Request) -> AsyncIterator[AsyncSession]:
+    """One session per request, committed when the endpoint returns: services never commit.
+
+    A GET sees one moment of the database: a job and its attempts of two moments would contradict
+    each other.
+    """
+    database = context.database
+    reads = request.method in ("GET", "HEAD")
+    async with database.snapshot() if reads else database.session() as session:
         yield session
         await session.commit()
 
