@@ -82,7 +82,7 @@ class JobService:
                 spec=spec,
                 status=Status.QUEUED.value,
                 total_steps=spec["training"]["steps"],
-                waiting_for="the scheduler",
+                waiting_for=transitions.THE_SCHEDULER,
                 idempotency_key=idempotency_key,
                 idempotency_hash=digest if idempotency_key is not None else None,
             )

@@ -38,6 +38,10 @@ FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})
 PLACED = frozenset({Status.STARTING, Status.RUNNING, Status.PAUSING, Status.CANCELLING})
 
 
+# What a job waits for from its entry into the queue until the scheduler has looked at it.
+THE_SCHEDULER = "the scheduler"
+
+
 class Actor(StrEnum):
     """Who makes a transition."""
 
@@ -129,6 +133,10 @@ def _left_node(job: Job, now: datetime) -> None:
     job.eta_seconds = None
 
 
+def _queued(job: Job, now: datetime) -> None:
+    job.waiting_for = THE_SCHEDULER
+
+
 _S, _A = Status, Actor
 _BY_USER, _BY_SUPERVISOR, _BY_RECONCILER = (_A.USER,), (_A.SUPERVISOR,), (_A.RECONCILER,)
 _BOTH = (_A.SUPERVISOR, _A.RECONCILER)
@@ -146,7 +154,7 @@ def _rules() -> dict[tuple[Status, Status, Actor], Rule]:
     # A user's wishes.
     add((_S.QUEUED, _S.PAUSED), _S.CANCELLED, _BY_USER, Rule(_no_live_attempt, (_ended,)))
     add((_S.QUEUED,), _S.PAUSED, _BY_USER, Rule(_no_live_attempt, (_placed,)))
-    add((_S.PAUSED,), _S.QUEUED, _BY_USER, Rule(_no_live_attempt))
+    add((_S.PAUSED,), _S.QUEUED, _BY_USER, Rule(_no_live_attempt, (_queued,)))
     add(at_work, _S.PAUSING, _BY_USER, Rule(_claimed_attempt))
     add(
         (*at_work, _S.PAUSING),
@@ -159,7 +167,7 @@ def _rules() -> dict[tuple[Status, Status, Actor], Rule]:
     add((_S.STARTING,), _S.PAUSED, _BY_USER, Rule(_no_live_attempt, (_left_node,)))
     # Placement.
     add((_S.QUEUED,), _S.STARTING, (_A.SCHEDULER,), Rule(_live_attempt, (_placed,)))
-    add((_S.STARTING,), _S.QUEUED, (_A.SCHEDULER,), Rule(_no_live_attempt, (_left_node,)))
+    add((_S.STARTING,), _S.QUEUED, (_A.SCHEDULER,), Rule(_no_live_attempt, (_left_node, _queued)))
     # What a supervisor reports.
     add((_S.STARTING,), _S.RUNNING, _BY_SUPERVISOR, Rule(_claimed_attempt, (_started,)))
     add(
@@ -170,14 +178,14 @@ def _rules() -> dict[tuple[Status, Status, Actor], Rule]:
     )
     add((*at_work, _S.PAUSING), _S.FAILED, _BOTH, Rule(_no_live_attempt, (_ended,)))
     # A release (a stopping node, a lost placement) costs no restart: `RESTART` below does.
-    add(at_work, _S.QUEUED, _BOTH, Rule(_no_live_attempt, (_left_node,)))
+    add(at_work, _S.QUEUED, _BOTH, Rule(_no_live_attempt, (_left_node, _queued)))
     add((_S.PAUSING,), _S.PAUSED, _BOTH, Rule(_no_live_attempt, (_left_node,)))
     add((_S.CANCELLING,), _S.CANCELLED, _BOTH, Rule(_no_live_attempt, (_ended,)))
     return rules
 
 
 TABLE = _rules()
-RESTART = Rule(_restart_left, (_left_node, _use_restart))
+RESTART = Rule(_restart_left, (_left_node, _queued, _use_restart))
 
 # Back to the queue at the cost of a restart: the same edges as a release, with a stricter rule.
 RESTARTS: dict[tuple[Status, Status, Actor], Rule] = {
