@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fp8core.spec.job import Evaluation as Evaluation
     from fp8core.spec.job import JobSpec as JobSpec
     from fp8core.spec.job import Limits as Limits
+    from fp8core.spec.job import LoraAdapter as LoraAdapter
     from fp8core.spec.job import Resources as Resources
     from fp8core.spec.job import Telemetry as Telemetry
     from fp8core.spec.outcomes import ExitCode as ExitCode
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
     from fp8core.spec.training import CosineSchedule as CosineSchedule
     from fp8core.spec.training import EarlyStopping as EarlyStopping
     from fp8core.spec.training import LinearSchedule as LinearSchedule
+    from fp8core.spec.training import OnDivergence as OnDivergence
+    from fp8core.spec.training import Parity as Parity
     from fp8core.spec.training import Precision as Precision
     from fp8core.spec.training import Schedule as Schedule
     from fp8core.spec.training import Training as Training
@@ -69,7 +72,7 @@ _NAMES = {
     "problems": "Problem SpecInvalid",
     "parsing": "parse_spec",
     "schema": "json_schema",
-    "job": "Checkpoint Conversion Evaluation JobSpec Limits Resources Telemetry",
+    "job": "Checkpoint Conversion Evaluation JobSpec Limits LoraAdapter Resources Telemetry",
     "recipe": (
         "AmpRecipe EmulatedCurrent EmulatedDelayed Recipe TEBlock TECurrent TEDelayed TEMXFP8 "
         "TENVFP4 TorchaoRecipe"
@@ -80,8 +83,8 @@ _NAMES = {
         "ParquetData PathModel PathTokenizer TextData Tokenizer TrainTokenizer UploadData"
     ),
     "training": (
-        "AdamW ConstantSchedule CosineSchedule EarlyStopping LinearSchedule Precision Schedule "
-        "Training WarmupStableDecaySchedule"
+        "AdamW ConstantSchedule CosineSchedule EarlyStopping LinearSchedule OnDivergence Parity "
+        "Precision Schedule Training WarmupStableDecaySchedule"
     ),
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

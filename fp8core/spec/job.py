@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-from fp8core.spec.parts import Count, CountOrZero, ModulePattern, Part
+from fp8core.spec.parts import LONGEST_LIMIT, Count, CountOrZero, ModulePattern, Part, one_message
 from fp8core.spec.problems import Problem
 from fp8core.spec.recipe import Recipe
 from fp8core.spec.rules import broken_rules
@@ -50,6 +50,37 @@ class Conversion(Part):
     )
 
 
+class LoraAdapter(Part, title="LoRA"):
+    """Low-rank adapters beside frozen layers (Hu et al., arXiv:2106.09685), through `peft`."""
+
+    type: Literal["lora"] = Field(default="lora", description="The kind of adapter.")
+    rank: Annotated[int, Field(ge=1, le=65_536)] = Field(
+        default=8, description="Inner dimension of each adapter."
+    )
+    alpha: Annotated[float, Field(gt=0.0, le=1_000_000.0)] = Field(
+        default=16.0, description="An adapter's output is multiplied by alpha / rank."
+    )
+    dropout: Annotated[float, Field(ge=0.0, lt=1.0)] = Field(
+        default=0.0, description="Dropout on the input of the adapters."
+    )
+    target_modules: Annotated[
+        Literal["linear"] | Annotated[list[ModulePattern], Field(min_length=1, max_length=1000)],
+        one_message('must be "linear" or a list of 1 to 1000 glob patterns', tuples=False),
+    ] = Field(
+        default="linear",
+        description=(
+            "Glob patterns over the names of linear layers; `linear`: all but the output head."
+        ),
+    )
+    export: Literal["adapter", "merged"] = Field(
+        default="merged",
+        description=(
+            "`merged`: a plain model with the adapters added to its weights. `adapter`: a folder "
+            "for `PeftModel.from_pretrained`."
+        ),
+    )
+
+
 class Evaluation(Part):
     """Evaluation on held-out data."""
 
@@ -75,6 +106,12 @@ class Checkpoint(Part):
     )
     keep_best: Annotated[int, Field(ge=0, le=10_000)] = Field(
         default=1, description="Checkpoints of lowest evaluation loss kept besides."
+    )
+    final: bool = Field(
+        default=True,
+        description=(
+            "Save a checkpoint of the last step and the model; false: only figures remain."
+        ),
     )
 
 
@@ -106,10 +143,31 @@ class Limits(Part):
         default=900, description="Seconds a node may be out of contact before its run is ended."
     )
     max_restarts: Annotated[int, Field(ge=0, le=100)] = Field(
-        default=3, description="Restarts after a lost node."
+        default=3, description="Restarts after a lost node or a failure that may pass."
+    )
+    restart_backoff_seconds: Annotated[int, Field(ge=0, le=3600)] = Field(
+        default=5,
+        description="Seconds before the first restart; doubled at each, to 3600 at most.",
     )
     cancel_deadline_seconds: Annotated[int, Field(ge=1, le=3600)] = Field(
-        default=120, description="Seconds a cancelled run has to stop before it is killed."
+        default=120,
+        description="Seconds a cancelled or paused run has to stop before it is killed.",
+    )
+    max_run_time_seconds: Annotated[int, Field(ge=1, le=LONGEST_LIMIT)] | None = Field(
+        default=None,
+        description="Seconds all runs of the job may take together; it then stops and fails.",
+    )
+    max_queue_time_seconds: Annotated[int, Field(ge=1, le=LONGEST_LIMIT)] | None = Field(
+        default=None,
+        description="Seconds the job may wait in the queue each time; it then fails.",
+    )
+    stall_timeout_seconds: Annotated[int, Field(ge=1, le=LONGEST_LIMIT)] | None = Field(
+        default=1800,
+        description="Seconds without a step or a new phase after which a run counts as stalled.",
+    )
+    on_stall: Literal["report", "restart", "fail"] = Field(
+        default="report",
+        description="What a stall leads to: an event, and with it a restart or the job's failure.",
     )
 
 
@@ -166,6 +224,10 @@ class JobSpec(Part, title="Job"):
     )
     conversion: Conversion = Field(
         default_factory=Conversion, description="Which layers are converted."
+    )
+    adapter: LoraAdapter | None = Field(
+        default=None,
+        description="Train adapters beside the frozen model; null: train the model itself.",
     )
     training: Training = Field(default_factory=Training, description="How the model is trained.")
     evaluation: Evaluation = Field(

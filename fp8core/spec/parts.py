@@ -17,6 +17,8 @@ from pydantic_core import PydanticCustomError
 
 LARGEST_COUNT = 2**31 - 1
 LARGEST_SEED = 2**32 - 1
+# A year in seconds: time limits beyond it are none.
+LONGEST_LIMIT = 366 * 86_400
 HUB_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?$"
 REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 
@@ -71,16 +73,16 @@ ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
 ModulePattern = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-def one_message(message: str) -> WrapValidator:
+def one_message(message: str, *, tuples: bool = True) -> WrapValidator:
     """A validator for a small compound (a pair, a union of scalars).
 
     pydantic reports such a value item by item and branch by branch; a person wants one sentence.
-    Lists are taken for tuples, which JSON does not have.
+    With `tuples`, lists are taken for tuples, which JSON does not have.
     """
 
     def validate(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
-            return handler(tuple(value) if isinstance(value, list) else value)
+            return handler(tuple(value) if tuples and isinstance(value, list) else value)
         except ValidationError:
             raise PydanticCustomError("compound", "{message}", {"message": message}) from None
 

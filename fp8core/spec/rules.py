@@ -248,6 +248,72 @@ def _early_stopping_can_happen(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+@_reads("/limits")
+def _limits_have_effect(spec: JobSpec) -> Iterator[Problem]:
+    limits = spec.limits
+    if limits.on_stall != "report" and limits.stall_timeout_seconds is None:
+        yield _conflict(
+            "/limits/on_stall", "would have no effect without stall_timeout_seconds; set both"
+        )
+    if limits.max_restarts == 0:
+        if limits.on_stall == "restart":
+            yield _conflict(
+                "/limits/on_stall", "cannot restart a job whose max_restarts is 0; choose fail"
+            )
+        if "restart_backoff_seconds" in _changed(limits):
+            yield _conflict(
+                "/limits/restart_backoff_seconds",
+                "would have no effect: max_restarts is 0, so nothing is restarted",
+            )
+
+
+@_reads("/training/on_divergence", "/recipe/engine")
+def _divergence_action_has_an_effect(spec: JobSpec) -> Iterator[Problem]:
+    wanted = spec.training.on_divergence
+    if wanted.action != "skip_step" and "max_consecutive" in _changed(wanted):
+        yield _conflict(
+            "/training/on_divergence/max_consecutive",
+            f"would have no effect with the action {wanted.action}; only skip_step skips steps",
+        )
+    if wanted.action == "fallback_bf16" and isinstance(spec.recipe, AmpRecipe):
+        yield _conflict(
+            "/training/on_divergence/action",
+            "amp converts no layer, so there is none to put back into high precision",
+        )
+
+
+@_reads("/training/parity", "/training/steps", "/training/precision/weights", "/recipe")
+def _parity_compares(spec: JobSpec) -> Iterator[Problem]:
+    parity, steps = spec.training.parity, spec.training.steps
+    if parity is None:
+        return
+    if parity.steps > steps:
+        yield _conflict(
+            "/training/parity/steps",
+            f"{parity.steps} steps are more than the job's {steps} (/training/steps)",
+        )
+    if isinstance(spec.recipe, AmpRecipe) and spec.recipe.dtype == parity.dtype:
+        yield _conflict(
+            "/training/parity/dtype",
+            f"the job itself is amp in {parity.dtype}, so it would be compared with itself",
+        )
+    if parity.dtype == "fp32" and spec.training.precision.weights != "fp32":
+        yield _conflict(
+            "/training/parity/dtype",
+            "amp in fp32 computes in the format of the weights, which must then be fp32 "
+            "(/training/precision/weights)",
+        )
+
+
+@_reads("/adapter", "/training/precision/master_weights")
+def _adapters_have_no_master_weights(spec: JobSpec) -> Iterator[Problem]:
+    if spec.adapter is not None and spec.training.precision.master_weights != "none":
+        yield _conflict(
+            "/training/precision/master_weights",
+            "adapters are trained in fp32 and the model is frozen, so nothing needs a master copy",
+        )
+
+
 def _changed(part: Part) -> list[str]:
     """The fields of a part whose value is not their plain default."""
     return [

@@ -1,9 +1,9 @@
 """The other ways to write a spec, turned into the canonical one.
 
-Accepted: the shorthand strings of `tokenizer` and `training.precision`, an omitted discriminator
-that has a default, and all that Hugging Face Accelerate knows: the kwargs of `TERecipeKwargs` and
-`AORecipeKwargs`, an `fp8_config` block, and the names `accelerate config` and `accelerate launch`
-use.
+Accepted: the shorthand strings of `tokenizer`, `training.precision` and `training.on_divergence`,
+an omitted discriminator that has a default, and all that Hugging Face Accelerate knows: the kwargs
+of `TERecipeKwargs` and `AORecipeKwargs`, an `fp8_config` block, and the names `accelerate config`
+and `accelerate launch` use.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from fp8core.spec.problems import Problem, pointer_of
 
 _SHORTHAND_TOKENIZERS = ("bytes", "model")
 _SHORTHAND_PRECISIONS = ("method", "throughput")
+_SHORTHAND_ACTIONS = ("fail", "skip_step", "fallback_bf16")
 
 # Accelerate's names for the fields of a recipe, besides the same with "fp8_" before them.
 _ALIASES = {
@@ -73,6 +74,9 @@ class Canonical:
         precision, schedule = training.get("precision"), training.get("schedule")
         if isinstance(precision, str) and precision in _SHORTHAND_PRECISIONS:
             training["precision"] = {"preset": precision}
+        action = training.get("on_divergence")
+        if isinstance(action, str) and action in _SHORTHAND_ACTIONS:
+            training["on_divergence"] = {"action": action}
         if isinstance(schedule, dict):
             training["schedule"] = {"name": "cosine", **schedule}
 

@@ -133,6 +133,36 @@ class EarlyStopping(Part, title="Early stopping"):
     )
 
 
+class OnDivergence(Part, title="On divergence"):
+    """What happens when the loss or the gradients of a step are not finite numbers."""
+
+    action: Literal["fail", "skip_step", "fallback_bf16"] = Field(
+        default="fail",
+        description=(
+            "`fail`: the job ends with the reason `diverged`. `skip_step`: the step changes "
+            "nothing, and training goes on with the next batch. `fallback_bf16`: the layers at "
+            "fault, then all converted ones, go back to high precision, and the step is repeated."
+        ),
+    )
+    max_consecutive: Count = Field(
+        default=10, description="Skipped steps in a row after which the job fails (`skip_step`)."
+    )
+
+
+class Parity(Part):
+    """A reference in high precision, trained before the job itself, to compare losses with."""
+
+    steps: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        description="Steps of the reference; at most those of the job."
+    )
+    dtype: Literal["bf16", "fp32"] = Field(
+        default="bf16", description="Format in which the reference computes (engine `amp`)."
+    )
+    bound: Annotated[float, Field(gt=0.0, le=1.0)] = Field(
+        default=0.02, description="Largest relative gap between the smoothed losses."
+    )
+
+
 class Training(Part):
     """How the model is trained."""
 
@@ -166,4 +196,11 @@ class Training(Part):
     )
     early_stopping: EarlyStopping | None = Field(
         default=None, description="Stop when the evaluation loss no longer falls; null: never."
+    )
+    on_divergence: OnDivergence = Field(
+        default_factory=OnDivergence,
+        description="What happens at a loss that is not finite; the action alone is a shorthand.",
+    )
+    parity: Parity | None = Field(
+        default=None, description="Compare with a reference in high precision; null: do not."
     )

@@ -51,6 +51,7 @@ RESOLVED: dict[str, Any] = {
         "only": None,
         "keep_first_last": False,
     },
+    "adapter": None,
     "training": {
         "steps": 1000,
         "batch_size": 8,
@@ -69,12 +70,23 @@ RESOLVED: dict[str, Any] = {
             "optimizer_states": "fp32", "communication": "fp32",
         },
         "early_stopping": None,
+        "on_divergence": {"action": "fail", "max_consecutive": 10},
+        "parity": None,
     },
     "evaluation": {"every_steps": 200, "fraction": 0.02, "max_batches": None},
-    "checkpoint": {"every_steps": 200, "keep_last": 3, "keep_best": 1},
+    "checkpoint": {"every_steps": 200, "keep_last": 3, "keep_best": 1, "final": True},
     "telemetry": {"log_every_steps": 1, "fp8_every_steps": 10},
     "resources": {"device": "auto", "gpus": 1},
-    "limits": {"lease_ttl_seconds": 900, "max_restarts": 3, "cancel_deadline_seconds": 120},
+    "limits": {
+        "lease_ttl_seconds": 900,
+        "max_restarts": 3,
+        "restart_backoff_seconds": 5,
+        "cancel_deadline_seconds": 120,
+        "max_run_time_seconds": None,
+        "max_queue_time_seconds": None,
+        "stall_timeout_seconds": 1800,
+        "on_stall": "report",
+    },
 }  # fmt: skip
 
 

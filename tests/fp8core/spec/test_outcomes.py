@@ -14,7 +14,8 @@ def test_reasons() -> None:
         "completed", "early_stopped", "cancelled_by_user", "stopped_by_request", "spec_invalid",
         "out_of_memory", "diverged", "worker_lost", "wall_time_exceeded", "model_unavailable",
         "data_invalid", "engine_unsupported", "checkpoint_corrupt", "storage_full",
-        "trainer_crashed", "no_capable_node", "internal_error",
+        "trainer_crashed", "no_capable_node", "internal_error", "queue_time_exceeded", "stalled",
+        "preempted", "node_drained", "undelivered",
     }  # fmt: skip
 
 

@@ -53,6 +53,54 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         '"x" is listed twice',
     ),
     ({"data": {**LABELLED, "packing": True}, "task": CLASSIFY}, "/data/packing", "never packed"),
+    (
+        {"limits": {"on_stall": "fail", "stall_timeout_seconds": None}},
+        "/limits/on_stall",
+        "without stall_timeout_seconds",
+    ),
+    (
+        {"limits": {"on_stall": "restart", "max_restarts": 0}},
+        "/limits/on_stall",
+        "max_restarts is 0",
+    ),
+    (
+        {"limits": {"restart_backoff_seconds": 9, "max_restarts": 0}},
+        "/limits/restart_backoff_seconds",
+        "nothing is restarted",
+    ),
+    (
+        {"training": {"on_divergence": {"action": "fallback_bf16", "max_consecutive": 3}}},
+        "/training/on_divergence/max_consecutive",
+        "only skip_step skips",
+    ),
+    (
+        {"recipe": {"engine": "amp"}, "training": {"on_divergence": "fallback_bf16"}},
+        "/training/on_divergence",
+        "amp converts no layer",
+    ),
+    (
+        {"training": {"steps": 10, "parity": {"steps": 11}}},
+        "/training/parity/steps",
+        "more than the job's 10",
+    ),
+    (
+        {"recipe": {"engine": "amp"}, "training": {"parity": {"steps": 5}}},
+        "/training/parity/dtype",
+        "compared with itself",
+    ),
+    (
+        {"training": {"precision": "throughput", "parity": {"steps": 5, "dtype": "fp32"}}},
+        "/training/parity/dtype",
+        "must then be fp32",
+    ),
+    (
+        {
+            "adapter": {},
+            "training": {"precision": {"weights": "bf16", "master_weights": "fp32"}},
+        },
+        "/training/precision/master_weights",
+        "the model is frozen",
+    ),
     ({"resources": {"device": "cpu"}}, "/resources/device", "needs a GPU"),
     (
         {"recipe": {"engine": "emulated"}, "resources": {"device": "cpu", "gpus": 2}},
