@@ -77,6 +77,7 @@ class Canonical:
         action = training.get("on_divergence")
         if isinstance(action, str) and action in _SHORTHAND_ACTIONS:
             training["on_divergence"] = {"action": action}
+            self.origins["/training/on_divergence/action"] = "/training/on_divergence"
         if isinstance(schedule, dict):
             training["schedule"] = {"name": "cosine", **schedule}
 
