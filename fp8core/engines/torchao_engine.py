@@ -38,7 +38,7 @@ _CAPABILITY = {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9
 def availability(recipe: TorchaoRecipe, device: torch.device) -> Availability:
     """Whether torchao is here and can run ``recipe`` on ``device``."""
     if importlib.util.find_spec("torchao") is None:
-        return Availability(False, ("torchao is not installed: pip install 'torchao>=0.18'",))
+        return Availability(False, ("torchao is not installed: pip install 'octrain[torchao]'",))
     version = importlib.metadata.version("torchao")
     try:
         _torchao()
