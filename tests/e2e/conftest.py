@@ -42,9 +42,7 @@ class Service:
         self.client.close()
         self.http.close()
 
-    def until(
-        self, condition: Callable[[], Any], what: str, seconds: float = STEP_SECONDS
-    ) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = STEP_SECONDS) -> Any:
         """What ``condition`` answers as soon as it is true; asked again and again till then."""
         deadline = time.monotonic() + seconds
         while not (answer := condition()):
@@ -266,6 +264,7 @@ def service(start_service: StartService) -> Service:
     environment = {
         "OCTRAIN_WORKER_CPU_SLOTS": "2",
         "OCTRAIN_WORKER_SPARE_DELAY_SECONDS": "0.5",
+        "OCTRAIN_CONTROLLER_HEARTBEAT_INTERVAL": "1",
         "OMP_NUM_THREADS": "1",
     }
     return start_service("service", environment)
