@@ -240,10 +240,11 @@ def plot(runs: dict[str, list[float]], path: Path) -> None:
 
     figure, (curves, gaps) = pyplot.subplots(1, 2, figsize=(12, 4.5))
     reference = smoothed(runs["te"])
-    for name, losses in runs.items():
-        curves.plot(smoothed(losses), label=name, linewidth=1)
+    for number, (name, losses) in enumerate(runs.items()):
+        look = {"label": name, "linewidth": 1, "color": f"C{number}"}
+        curves.plot(smoothed(losses), **look)
         if name != "te":
-            gaps.plot(smoothed(losses) - reference, label=name, linewidth=1)
+            gaps.plot(smoothed(losses) - reference, **look)
     curves.set(xlabel="step", ylabel="loss, mean of 20 steps", yscale="log")
     gaps.set(xlabel="step", ylabel="gap to the hand-written te loop")
     for axes in (curves, gaps):
