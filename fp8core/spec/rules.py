@@ -14,6 +14,7 @@ from fp8core.spec.sources import (
     ConfigModel,
     ModelTokenizer,
     TextData,
+    TrainTokenizer,
 )
 from fp8core.spec.training import WarmupStableDecaySchedule
 
@@ -69,6 +70,29 @@ def _config_can_be_built(spec: JobSpec) -> Iterator[Problem]:
                 f"/model/config/{key}",
                 "code that comes with a model is not run; use a model type that transformers has",
                 "unsupported",
+            )
+
+
+@_reads("/model", "/tokenizer", "/training/sequence_length")
+def _config_is_large_enough(spec: JobSpec) -> Iterator[Problem]:
+    """What a configuration says by itself; a node looks at those of folders and hubs."""
+    if not isinstance(spec.model, ConfigModel):
+        return
+    positions = spec.model.config.get("max_position_embeddings")
+    length = spec.training.sequence_length
+    if isinstance(positions, int) and 1 <= positions < length:
+        yield _conflict(
+            "/training/sequence_length",
+            f"{length} tokens are more than the model's {positions} positions "
+            "(max_position_embeddings of its config)",
+        )
+    size = spec.model.config.get("vocab_size")
+    if isinstance(spec.tokenizer, TrainTokenizer) and isinstance(size, int):
+        wanted = spec.tokenizer.vocab_size
+        if 1 <= size < wanted:
+            yield _conflict(
+                "/model/config/vocab_size",
+                f"the model's vocabulary has {size} tokens, the tokenizer's has {wanted}",
             )
 
 
