@@ -43,7 +43,7 @@ _BAD: list[tuple[str, Any, str]] = [
     ("a NUL character", {"name": "a\x00b"}, "/name"),
     ("half a surrogate pair", {"labels": {"a": "\ud800"}}, "/labels/a"),
     ("an upload", {"data": {"source": "upload", "dataset": "x"}}, "/data/source"),
-    ("another job", {"model": {"source": "job", "job": "job_x"}}, "/model/source"),
+    ("another job", {"model": {"source": "job", "job": "job_x"}}, "/model/job"),
 ]
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "ApiUnavailable",
     "Claim",
     "HeartbeatAnswer",
+    "ModelPoint",
     "NodeAnswer",
     "Registration",
     "ResumePoint",
@@ -85,6 +86,14 @@ class ResumePoint(_Answer):
     manifest: dict[str, Any] | list[dict[str, Any]] | None = None
 
 
+class ModelPoint(_Answer):
+    """Another job's model in the artifact store: its folder's URL and what is in it."""
+
+    job: str
+    url: str
+    files: list[dict[str, Any]]
+
+
 class Claim(_Answer):
     """An attempt that is now this supervisor's: everything it needs to run it."""
 
@@ -98,6 +107,7 @@ class Claim(_Answer):
     heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
     artifact_prefix: str
     resume_from: ResumePoint | None = None
+    model_from: ModelPoint | None = None
     device: str = "cpu"
     gpu_indices: list[int] = []
 

@@ -13,6 +13,7 @@ and a successor closes an attempt whose supervisor is gone.
 ``spool/``          records on their way to the API
 ``stdout.log`` ...  what the trainer printed
 ``uploads/``        hard links to checkpoints on their way to the artifact store
+``model/``          another job's model that this one begins with
 ``work/``           the trainer's workdir
 ``registered.json`` artifacts that the API has
 ``outcome.json``    how it ended, before the API knows
@@ -92,6 +93,7 @@ class AttemptFolder:
         self.stdout = path / "stdout.log"
         self.stderr = path / "stderr.log"
         self.uploads = path / "uploads"
+        self.model = path / "model"
         self.work = path / "work"
         self._record = path / "supervisor.json"
         self._lock = path / "supervisor.lock"
@@ -128,7 +130,7 @@ class AttemptFolder:
 
     def remove_bulk(self) -> None:
         """Gives the disk space back; the small files stay to be looked at until pruned."""
-        for folder in (self.work, self.uploads, self.spool):
+        for folder in (self.work, self.model, self.uploads, self.spool):
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:

@@ -36,3 +36,22 @@ class ArtifactRepository:
             .limit(1)
         )
         return (await self._session.scalars(statement)).one_or_none()
+
+    async def model_of(self, job_id: str, checkpoint: str | int) -> Artifact | None:
+        """The artifact that another job can begin with.
+
+        `checkpoint` is "model" for the exported model, "best", "last" or a step for a checkpoint.
+        """
+        statement = select(Artifact).where(Artifact.job_id == job_id)
+        if checkpoint == "model":
+            statement = statement.where(Artifact.kind == "model")
+        else:
+            statement = statement.where(Artifact.kind == "checkpoint")
+        if checkpoint == "best":
+            statement = statement.where(Artifact.best)
+        elif isinstance(checkpoint, int):
+            statement = statement.where(Artifact.step == checkpoint)
+        statement = statement.order_by(
+            Artifact.step.desc().nulls_last(), Artifact.attempt.desc(), Artifact.created_at.desc()
+        ).limit(1)
+        return (await self._session.scalars(statement)).one_or_none()

@@ -26,6 +26,14 @@ class ResumeFrom(BaseModel):
     manifest: dict[str, Any]
 
 
+class ModelFrom(BaseModel):
+    """The files of another job's model, which this one begins with."""
+
+    job: str
+    url: str
+    files: list[dict[str, Any]]
+
+
 class Claim(BaseModel):
     """Everything a supervisor needs to run the attempt. All times are durations."""
 
@@ -39,6 +47,9 @@ class Claim(BaseModel):
     heartbeat_interval_seconds: int
     artifact_prefix: str
     resume_from: ResumeFrom | None
+    model_from: ModelFrom | None = Field(
+        default=None, description="for `model.source` job; null if that model is gone"
+    )
     device: str
     gpu_indices: list[int]
 

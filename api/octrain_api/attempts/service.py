@@ -4,6 +4,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.artifacts.store import check_registration
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.attempts.schemas import (
@@ -13,6 +14,7 @@ from octrain_api.attempts.schemas import (
     FinishRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
+    ModelFrom,
     ResumeFrom,
     TelemetryRequest,
     Wanted,
@@ -109,9 +111,18 @@ class AttemptService:
             heartbeat_interval_seconds=self._settings.controller.heartbeat_interval,
             artifact_prefix=artifact_prefix(attempt),
             resume_from=_resume_from(checkpoint) if checkpoint is not None else None,
+            model_from=await self._model_from(job.spec["model"]),
             device=attempt.device,
             gpu_indices=attempt.gpu_indices,
         )
+
+    async def _model_from(self, model: dict[str, Any]) -> ModelFrom | None:
+        if model["source"] != "job":
+            return None
+        # Whether the job's owner may have it was decided when the job was taken.
+        artifacts = ArtifactRepository(self._session)
+        found = await artifacts.model_of(model["job"], model["checkpoint"])
+        return ModelFrom(job=model["job"], url=found.url, files=found.files) if found else None
 
     async def heartbeat(self, attempt_id: str, request: HeartbeatRequest) -> HeartbeatAnswer:
         """Renew the lease and say what is wanted."""

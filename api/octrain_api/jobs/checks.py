@@ -63,7 +63,10 @@ def _place(
                 return target, None
     if allowed:
         return None, None
+    own = {str(root) for root in roots}
     for text in node_roots:
+        if os.path.normpath(text) in own:
+            continue  # the same folder as seen from here: its links have just been followed
         # Of another machine's disk only the writing of the path can be judged; the node judges
         # where its links lead.
         target_text = os.path.normpath(os.path.join(text, path))

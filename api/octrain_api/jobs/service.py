@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec import SpecInvalid, parse_spec
+from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import never_fits
@@ -131,7 +132,7 @@ class JobService:
                     for p in error.problems
                 ]
             ) from error
-        errors = _not_offered(spec)
+        errors = _not_offered(spec) + await self._check_model(spec["model"])
         rows = await NodeRepository(self._session).all_with_liveness(
             self._settings.controller.heartbeat_ttl
         )
@@ -149,6 +150,21 @@ class JobService:
         if not allow_waiting:
             self._check_capable(spec, nodes)
         return spec
+
+    async def _check_model(self, model: dict[str, Any]) -> list[ProblemError]:
+        """Whether the job that the model comes from is the caller's and has that model."""
+        if model["source"] != "job":
+            return []
+        job = await self._jobs.get(model["job"], self._principal.visible_owner)
+        if job is None:
+            message = f"there is no job {model['job']!r}"
+            return [ProblemError(pointer="/model/job", message=message, code="not_found")]
+        wanted = model["checkpoint"]
+        if await ArtifactRepository(self._session).model_of(job.id, wanted) is not None:
+            return []
+        what = "exported model" if wanted == "model" else f"checkpoint {wanted!r}"
+        message = f"job {job.id} is {job.status} and has no {what}"
+        return [ProblemError(pointer="/model/checkpoint", message=message, code="not_found")]
 
     @staticmethod
     def _check_capable(spec: dict[str, Any], nodes: list[Any]) -> None:
@@ -260,7 +276,4 @@ def _not_offered(spec: dict[str, Any]) -> list[ProblemError]:
     if spec["data"]["source"] == "upload":
         message = "this server takes no uploads; use builtin, jsonl, text, parquet or huggingface"
         errors.append(ProblemError(pointer="/data/source", message=message, code="not_offered"))
-    if spec["model"]["source"] == "job":
-        message = "this server cannot start from another job; use path, huggingface or config"
-        errors.append(ProblemError(pointer="/model/source", message=message, code="not_offered"))
     return errors

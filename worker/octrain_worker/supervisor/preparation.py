@@ -1,4 +1,5 @@
-"""What must be in place before a trainer begins: its spec, and the checkpoint it goes on from.
+"""What must be in place before a trainer begins: its spec, the model of another job that it begins
+with, and the checkpoint it goes on from.
 
 A checkpoint is downloaded under a partial name, checked file by file against its manifest, and only
 then given its place in the workdir, where the trainer finds it. One that is torn is passed over for
@@ -15,18 +16,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fp8core.errors import TrainingError
+from fp8core.errors import ModelUnavailable, TrainingError
 from fp8core.spec.outcomes import Reason
 from fp8core.storage import ArtifactStore
-from octrain_worker.api_client import Claim, ResumePoint
+from octrain_worker.api_client import Claim, ModelPoint, ResumePoint
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.settings import WorkerSettings
 
-__all__ = ["CheckpointTorn", "Preparation", "fetch_checkpoint", "trainer_order"]
+__all__ = ["CheckpointTorn", "Preparation", "fetch_checkpoint", "fetch_model", "trainer_order"]
 
 logger = logging.getLogger(__name__)
 
 Note = Callable[..., None]
+# Files of a checkpoint that only the job itself can go on from.
+_TRAINING_STATE = ("optimizer", "engine", "state.json")
 
 
 class CheckpointTorn(Exception):
@@ -53,6 +56,14 @@ class Preparation:
     def _run(self) -> None:
         try:
             write_private(self._folder.spec, self._claim.spec)
+            model = self._claim.spec.get("model") or {}
+            if self._claim.model_from is not None:
+                fetch_model(self._claim.model_from, self._folder.model)
+            elif model.get("source") == "job":
+                raise ModelUnavailable(
+                    f"job {model.get('job')} no longer has the model to begin with",
+                    pointer="/model/job",
+                )
             if self._claim.resume_from is not None:
                 fetch_checkpoint(
                     self._claim.resume_from, self._folder.work / "checkpoints", self._note
@@ -89,6 +100,26 @@ def fetch_checkpoint(point: ResumePoint, checkpoints: Path, note: Note) -> int |
     return None
 
 
+def fetch_model(point: ModelPoint, target: Path) -> None:
+    """Puts another job's model into ``target``; of a checkpoint only the model's own files.
+
+    Raises ``ModelUnavailable`` when it is not there or not what was registered, ``StorageFull``,
+    and what the store raises when it cannot be reached.
+    """
+    files = [file for file in point.files if not str(file["path"]).startswith(_TRAINING_STATE)]
+    try:
+        _download_files(ArtifactStore(point.url), files, target)
+    except FileNotFoundError as error:
+        raise ModelUnavailable(
+            f"the model of job {point.job} does not lie in a store that this node reaches: {error}",
+            pointer="/model/job",
+        ) from error
+    except CheckpointTorn as error:
+        raise ModelUnavailable(
+            f"the model of job {point.job} is damaged: {error}", pointer="/model/job"
+        ) from error
+
+
 def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings) -> dict[str, Any]:
     """The line that tells a spare trainer what to do."""
     # Without a root the trainer would read any path of this machine that a spec names.
@@ -99,6 +130,7 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
         "workdir": str(folder.work),
         "roots": roots,
         "device": claim.device,
+        "job_folder": str(folder.model) if claim.model_from is not None else None,
         "env": {"CUDA_VISIBLE_DEVICES": visible},
     }
 
@@ -122,23 +154,26 @@ def _download(url: str, files: list[dict[str, Any]] | None, target: Path) -> Non
     store = ArtifactStore(url)
     if files is None:
         files = _read_manifest(store)
+    if not any(entry["path"] == "manifest.json" for entry in files):
+        files = [*files, {"path": "manifest.json"}]
+    _download_files(store, files, target)
+
+
+def _download_files(store: ArtifactStore, files: list[dict[str, Any]], target: Path) -> None:
+    """All of them in ``target``, verified, or nothing."""
     partial = target.with_name(f".partial-{target.name}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        names = set()
         for entry in files:
             path = str(entry["path"])
             place = partial / path
             if not place.resolve().is_relative_to(partial.resolve()):
                 raise CheckpointTorn(f"its manifest names {path!r}")
             place.parent.mkdir(parents=True, exist_ok=True)
-            names.add(path)
             try:
-                store.get(path, place, sha256=str(entry["sha256"]))
+                store.get(path, place, sha256=entry.get("sha256"))
             except ValueError as error:
                 raise CheckpointTorn(str(error)) from error
-        if "manifest.json" not in names:
-            store.get("manifest.json", partial / "manifest.json")
         shutil.rmtree(target, ignore_errors=True)
         partial.replace(target)
     finally:
