@@ -1,0 +1,247 @@
+"""docker-compose.yml and the Dockerfiles, as far as they can be judged without a Docker engine.
+
+The files are linted, and every command that they name runs here: the same program, the same
+arguments, the same variables, against a real Postgres and a real Valkey.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).parents[2]
+COMPOSE = REPOSITORY / "docker-compose.yml"
+DOCKERFILES = sorted((REPOSITORY / "docker").glob("*.Dockerfile"))
+TOOLS = Path(sys.executable).parent
+
+
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())
+    return loaded
+
+
+def run_tool(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_compose_is_valid_by_its_schema():
+    done = run_tool(
+        str(TOOLS / "check-jsonschema"), "--builtin-schema", "vendor.compose-spec", str(COMPOSE)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_dockerfiles_pass_hadolint(path):
+    done = run_tool(str(TOOLS / "hadolint"), str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_service_is_named_and_built_from_what_is_there():
+    loaded = compose()
+    services = loaded["services"]
+    assert {"postgres", "valkey", "migrate", "api", "controller", "worker-gpu", "worker-cpu"} == (
+        set(services)
+    )
+    stages = {
+        path.name: set(re.findall(r"^FROM \S+ AS (\w+)$", path.read_text(), re.MULTILINE))
+        for path in DOCKERFILES
+    }
+    for name, service in services.items():
+        build = service.get("build")
+        if build is not None:
+            dockerfile = Path(build["dockerfile"]).name
+            assert build.get("target") is None or build["target"] in stages[dockerfile], name
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in loaded["volumes"] or source.startswith("$"), name
+
+
+def test_every_copied_path_exists():
+    for path in DOCKERFILES:
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if words[:1] == ["COPY"] and not words[1].startswith("--from"):
+                for source in words[1:-1]:
+                    assert (REPOSITORY / source).exists(), f"{path.name}: {line}"
+
+
+def test_every_variable_is_one_that_the_program_reads():
+    """A misspelt variable would be ignored in silence."""
+    texts = "\n".join(
+        path.read_text()
+        for folder in ("api/octrain_api", "worker/octrain_worker")
+        for path in (REPOSITORY / folder).rglob("settings.py")
+    )
+    known = {"DATABASE_URL", "REDIS_URL", "OCTRAIN_ROOTS", "OCTRAIN_API_URL", "OCTRAIN_NODE_KEY"}
+    known |= {"OCTRAIN_ARTIFACT_URL"}
+    for variable in known:
+        field = variable.removeprefix("OCTRAIN_").lower()
+        assert variable in texts or re.search(rf"^    {field}: ", texts, re.MULTILINE), variable
+    for name, service in compose()["services"].items():
+        if service["image"].startswith("octrain"):
+            assert set(service["environment"]) <= known, name
+    for path in DOCKERFILES:
+        assert set(re.findall(r"^ENV (\w+)=", path.read_text(), re.MULTILINE)) <= known
+
+
+# Every command, run natively
+
+
+class Containers:
+    """Runs a service's command as its container would, with paths and hosts of this machine."""
+
+    def __init__(self, folder: Path, postgres_url: str, redis_url: str) -> None:
+        self.folder = folder
+        (folder / "data").mkdir()
+        self.port = free_port()
+        self.values = {"DATABASE_URL": postgres_url, "REDIS_URL": redis_url}
+        self.node_key = ""
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    def start(self, name: str) -> subprocess.Popen[bytes]:
+        service = compose()["services"][name]
+        dockerfile = REPOSITORY / service["build"]["dockerfile"]
+        entry = json.loads(re.findall(r"^ENTRYPOINT (\[.*\])$", dockerfile.read_text(), re.M)[-1])
+        image = dict(re.findall(r"^ENV (\w+)=(.*)$", dockerfile.read_text(), re.MULTILINE))
+        argv = [*entry, *(self.here(word) for word in service["command"])]
+        assert argv[0] == "python"
+        environment = {
+            variable: self.values.get(variable) or self.here(value)
+            for variable, value in {**image, **service["environment"]}.items()
+        }
+        folders = [REPOSITORY, REPOSITORY / "api", REPOSITORY / "worker"]
+        process = subprocess.Popen(
+            [sys.executable, *argv[1:]],
+            # Nothing else of this environment: a container has none of it either.
+            env={
+                "PATH": os.environ["PATH"],
+                "HOME": str(self.folder),
+                "PYTHONPATH": os.pathsep.join(map(str, folders)),
+                **environment,
+            },
+            cwd=self.folder,
+            stdout=(self.folder / f"{name}.log").open("ab"),
+            stderr=subprocess.STDOUT,
+        )
+        self.started.append(process)
+        return process
+
+    def here(self, text: str) -> str:
+        """A value of the compose file with what is the container's replaced by what is ours."""
+        text = text.replace("/var/lib/octrain", str(self.folder / "lib"))
+        text = re.sub(r"^/data$", str(self.folder / "data"), text)
+        text = text.replace("http://api:8000", f"http://127.0.0.1:{self.port}")
+        text = re.sub(r"^8000$", str(self.port), text)
+        text = text.replace("0.0.0.0", "127.0.0.1")
+        text = text.replace("${OCTRAIN_NODE_KEY:-}", self.node_key)
+        return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()
+
+    def get(self, path: str, key: str = "") -> Any:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}")
+        if key:
+            request.add_header("Authorization", f"Bearer {key}")
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return json.loads(answer.read() or b"null")
+
+    def until(self, condition: Any, name: str, seconds: float = 60.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                if found := condition():
+                    return found
+            except OSError:
+                pass
+            assert self.started[-1].poll() is None, self.log(name)
+            assert time.monotonic() < deadline, self.log(name)
+            time.sleep(0.05)
+
+    def end(self) -> None:
+        for process in reversed(self.started):
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(30)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def containers(tmp_path: Path, fresh_postgres_url: str, redis_url: str) -> Iterator[Containers]:
+    made = Containers(tmp_path, fresh_postgres_url, redis_url)
+    yield made
+    made.end()
+
+
+def test_every_command_runs(containers: Containers):
+    migrate = containers.start("migrate")
+    assert migrate.wait(60) == 0, containers.log("migrate")
+
+    api = containers.start("api")
+    containers.until(lambda: containers.get("/readyz"), "api")
+    # How the README makes the first keys: `docker compose run --rm api create-key ...`.
+    keys = {}
+    for name, scopes in (("me", "jobs:read,jobs:write,admin"), ("nodes", "node")):
+        made = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "octrain_api",
+                "create-key",
+                "--name",
+                name,
+                "--owner",
+                "ops",
+                "--scopes",
+                scopes,
+            ],
+            env={**os.environ, **containers.values},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        keys[name] = json.loads(made.stdout.splitlines()[-1])["key"]
+
+    controller = containers.start("controller")
+    containers.until(lambda: "this controller leads" in containers.log("controller"), "controller")
+
+    containers.node_key = keys["nodes"]
+    worker = containers.start("worker-cpu")
+    (node,) = containers.until(
+        lambda: [n for n in containers.get("/v1/nodes", keys["me"])["items"] if n["live"]],
+        "worker-cpu",
+        120,
+    )
+    assert node["name"] == "cpu-node"
+    assert node["roots"] == [str(containers.folder / "data")]
+    assert node["private_roots"] is False
+    containers.until(lambda: "ready." in containers.log("worker-cpu"), "worker-cpu")
+    assert (containers.folder / "lib" / "worker" / "attempts").is_dir()
+
+    for process in (worker, controller, api):
+        process.send_signal(signal.SIGTERM)
+        # uvicorn ends by the signal that it was asked with, after an orderly shutdown.
+        assert process.wait(20) in (0, -signal.SIGTERM)
+    assert "Application shutdown complete" in containers.log("api")
+    assert "the controller has ended" in containers.log("controller")
