@@ -63,7 +63,7 @@ def spec(name: str, recipe: dict[str, Any], steps: int = STEPS) -> dict[str, Any
             "batch_size": 8,
             "sequence_length": 128,
             "optimizer": {"name": "adamw", "lr": 2e-3},
-            "schedule": {"name": "cosine", "warmup_steps": 20},
+            "schedule": {"name": "cosine", "warmup_steps": min(20, steps // 10)},
         },
         "evaluation": {"every_steps": 80, "fraction": 0.05},
         "checkpoint": {"every_steps": 80, "keep_last": 1},

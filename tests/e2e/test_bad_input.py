@@ -68,7 +68,7 @@ def files(service) -> None:
 def test_bad_specs(service, files):
     before = stored(service)
     for what, changes, pointer in BAD:
-        spec = service.spec("bad", **changes)
+        spec = service.spec(**{"name": "bad", **changes})
         answer = service.http.post("/v1/jobs", content=json.dumps(spec))
         assert answer.status_code == 422, (what, answer.text)
         assert answer.headers["Content-Type"] == PROBLEM
