@@ -8,7 +8,7 @@ cut off when the file is opened again. No torch here: the supervisor imports thi
 Record types and their fields:
 
 =============  ====================================================================
-``phase``      ``phase``: loading, converting, training, evaluating or saving
+``phase``      ``phase``: loading, reference, converting, training, evaluating or saving
 ``metrics``    ``step``, ``values``: name to number (NaN and infinities as strings)
 ``progress``   ``step``, ``total_steps``, ``tokens``, ``eta_seconds`` (null: unknown)
 ``event``      ``kind``, ``message``, ``data``

@@ -4,7 +4,7 @@ from fp8core.conversion.convert import convert
 from fp8core.conversion.decide import Decision, Refusals, decide
 from fp8core.conversion.key_map import Join, KeyMap, Piece
 from fp8core.conversion.report import ConversionReport, ConversionRow, count_rows
-from fp8core.conversion.restore import restore
+from fp8core.conversion.restore import restore, restore_layers
 
 __all__ = [
     "ConversionReport",
@@ -18,4 +18,5 @@ __all__ = [
     "count_rows",
     "decide",
     "restore",
+    "restore_layers",
 ]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from torch import nn
 
 from fp8core.conversion.replace import _rebind_load_hooks, put_in_place
 from fp8core.conversion.report import ConversionReport, Replacement
 
-__all__ = ["restore"]
+__all__ = ["restore", "restore_layers"]
 
 
 def restore(model: nn.Module, report: ConversionReport) -> nn.Module:
@@ -30,6 +33,26 @@ def restore(model: nn.Module, report: ConversionReport) -> nn.Module:
     report.replacements.clear()
     report.model = model
     return model
+
+
+def restore_layers(report: ConversionReport, reasons: Mapping[str, str]) -> None:
+    """Put some of the original modules back into ``report.model``, by name and why.
+
+    As in ``restore`` the Parameters are those of this moment. The rows of these layers say from now
+    on that they are kept, and the reason. Raises KeyError, before anything is changed, for a name
+    that is not of a converted layer.
+    """
+    unknown = reasons.keys() - {item.name for item in report.replacements}
+    if unknown:
+        raise KeyError(f"not converted: {', '.join(sorted(unknown)[:5])}")
+    for item in [item for item in report.replacements if item.name in reasons]:
+        give_back(item)
+        report.model = put_in_place(report.model, item.replacement, item.original)
+        report.replacements.remove(item)
+    report.rows = [
+        replace(row, to=None, group=None, reason=reasons[row.name]) if row.name in reasons else row
+        for row in report.rows
+    ]
 
 
 def give_back(item: Replacement) -> None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from fp8core.engines.gemm_watch import announced
 from fp8core.engines.protocol import NormDescription
 from fp8core.numerics.casts import decode
 
@@ -218,7 +219,8 @@ def _scaled_product(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    product = left_values @ right_values
+    with announced(left.codes, right.codes):
+        product = left_values @ right_values
     product.mul_(left.inverse_scale * right.inverse_scale)
     if bias is not None:
         product += bias.to(dtype)

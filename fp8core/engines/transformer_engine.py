@@ -279,6 +279,7 @@ class TransformerEngine:
         return None
 
     def state_dict(self) -> dict[str, Tensor]:
+        self._initialise_state()
         state: dict[str, Tensor] = {
             f"{name}/{direction}/{field}": getattr(layer, field).detach().clone()
             for direction in ("forward", "backward")
@@ -290,7 +291,6 @@ class TransformerEngine:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._initialise_state()
         own = self.state_dict()
         problems = [f"missing {key}" for key in own.keys() - state.keys()]
         problems += [f"unexpected {key}" for key in state.keys() - own.keys()]
@@ -312,8 +312,11 @@ class TransformerEngine:
         """Make te.Linear allocate its FP8 buffers, which it otherwise does in its first forward."""
         if self._own is None or self._override != ALL_FP8:
             return
+        bare = [layer for layer in self._linears.values() if "scaling_fwd" not in layer.fp8_meta]
+        if not bare:
+            return
         with torch.no_grad(), self._te.autocast(enabled=True, recipe=self._te_recipe):
-            for layer in self._linears.values():
+            for layer in bare:
                 layer.init_fp8_metadata(num_gemms=1)
 
 

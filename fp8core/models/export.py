@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from fp8core.conversion import ConversionReport
 from fp8core.durable import PARTIAL_PREFIX, sync_file, sync_folder, told_when_full
 
-__all__ = ["export"]
+__all__ = ["export", "publish"]
 
 _SHARD_SIZE = "5GB"
 
@@ -46,13 +47,17 @@ def export(
     """
     if not hasattr(model, "save_pretrained"):
         raise TypeError(f"{type(model).__name__} is not a transformers model")
-    target = Path(folder)
+    publish(Path(folder), lambda partial: _write(model, report, partial), tokenizer)
+
+
+def publish(target: Path, write: Callable[[Path], None], tokenizer: SavedTokenizer | None) -> None:
+    """Makes the folder ``target`` of what ``write`` and ``tokenizer`` put there: whole or not."""
     with told_when_full(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_name(f"{PARTIAL_PREFIX}{secrets.token_hex(8)}")
         partial.mkdir()
         try:
-            _write(model, report, partial)
+            write(partial)
             if tokenizer is not None:
                 tokenizer.save(partial)
             _sync_all(partial)

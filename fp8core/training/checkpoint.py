@@ -223,7 +223,7 @@ def _read_manifest(path: Path, step: int | None) -> dict[str, Any]:
         manifest = json.loads((path / _MANIFEST).read_bytes())
     except OSError as error:
         raise ValueError(f"{_MANIFEST} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{_MANIFEST} is not JSON") from error
     if not isinstance(manifest, dict) or manifest.get("complete") is not True:
         raise ValueError(f"{_MANIFEST} does not say that the checkpoint is complete")
@@ -231,10 +231,24 @@ def _read_manifest(path: Path, step: int | None) -> dict[str, Any]:
         raise ValueError(f"format {manifest.get('format')!r} is not known to this version")
     if step is not None and manifest.get("step") != step:
         raise ValueError(f"{_MANIFEST} is of step {manifest.get('step')}")
-    names = {entry.get("path") for entry in manifest.get("files", [])}
-    if _STATE not in names:
+    files = manifest.get("files")
+    if not isinstance(files, list) or not all(map(_is_entry, files)):
+        raise ValueError(f"{_MANIFEST} does not list its files as it should")
+    metric = manifest.get("metric")
+    if metric is not None and type(metric) not in (int, float):
+        raise ValueError(f"{_MANIFEST} has the metric {metric!r}, which is no number")
+    if _STATE not in {entry["path"] for entry in files}:
         raise ValueError(f"{_MANIFEST} does not name {_STATE}")
     return manifest
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, dict)
+        and isinstance(entry.get("path"), str)
+        and isinstance(entry.get("sha256"), str)
+        and type(entry.get("size")) is int
+    )
 
 
 def _entry(folder: Path, path: Path) -> dict[str, Any]:

@@ -25,16 +25,16 @@ class StepFigures:
 
 
 class LateMetrics:
-    """Holds the figures of at most one step."""
+    """Holds the figures of at most one step. ``late`` False: reads them at once, and waits."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._late = device.type == "cuda"
+    def __init__(self, *, late: bool) -> None:
+        self._late = late
         self._waiting: _Waiting | None = None
 
     def push(
         self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]
     ) -> StepFigures | None:
-        """Takes the figures of ``step``; returns those of the step before (on a CPU, its own).
+        """Takes the figures of ``step``; returns those of the step before (not late: its own).
 
         ``tensors`` have one element each.
         """

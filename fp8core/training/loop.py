@@ -1,9 +1,9 @@
 """The training loop: steps, evaluation, checkpoints, early stopping, and stopping by request.
 
-A step of the run is: forward and backward of every micro-batch, clipping, the optimizer. After it,
-in this order: evaluation if due, checkpoint if due. The same decisions are taken when a run goes on
-from a checkpoint, from what the checkpoint says is already done, so that an interrupted run and one
-that was not are the same from the first step to the last.
+A step of the run is: forward and backward of every micro-batch, clipping, a judgement on the
+figures, the optimizer. After it, in this order: evaluation if due, checkpoint if due. The same
+decisions are taken when a run goes on from a checkpoint, from what the checkpoint says is already
+done, so that an interrupted run and one that was not are the same from the first step to the last.
 """
 
 from __future__ import annotations
@@ -12,31 +12,35 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
+from fp8core.conversion import ConversionReport
 from fp8core.data.batch import Batch
 from fp8core.data.dataset import TrainingData
 from fp8core.engines.protocol import Engine
-from fp8core.errors import DataInvalid, Diverged
+from fp8core.errors import Diverged
 from fp8core.spec.job import JobSpec
 from fp8core.spec.outcomes import Reason
 from fp8core.telemetry import TelemetryWriter
+from fp8core.training.assemble import announce_conversion
 from fp8core.training.checkpoint import CheckpointStore
+from fp8core.training.divergence import DivergenceGuard, Verdict
 from fp8core.training.evaluation import evaluate
-from fp8core.training.forward import logits_of
 from fp8core.training.fp8_health import FP8Health
 from fp8core.training.late_metrics import LateMetrics, StepFigures
+from fp8core.training.learner import Learner
 from fp8core.training.memory import peak_bytes
-from fp8core.training.optimizer import AdamW, clip_by_global_norm
+from fp8core.training.parity import ParityTracker
 from fp8core.training.position import Position
-from fp8core.training.schedule import learning_rate_factor
+from fp8core.training.precision_table import PrecisionTable
 from fp8core.training.state import capture_state, capture_tensors
 from fp8core.training.stopping import StopRequest
-from fp8core.training.tasks import Task
+from fp8core.training.workdir import Workdir
+
+if TYPE_CHECKING:
+    from fp8core.training.adapter import Adapter
 
 __all__ = ["RunParts", "TrainingLoop"]
 
@@ -49,16 +53,21 @@ class RunParts:
     """Everything a run is made of, built and, where there was a checkpoint, restored."""
 
     spec: JobSpec
-    model: nn.Module
-    engine: Engine
-    optimizer: AdamW
-    task: Task
+    learner: Learner
+    conversion: ConversionReport
+    adapter: Adapter | None
     data: TrainingData
     telemetry: TelemetryWriter
     checkpoints: CheckpointStore
-    workdir: Path
-    checkpoint_extra: Path
-    """Config and tokenizer, saved along so that a checkpoint is a model of its own."""
+    workdir: Workdir
+
+    @property
+    def model(self) -> nn.Module:
+        return self.learner.model
+
+    @property
+    def engine(self) -> Engine:
+        return self.learner.engine
 
 
 class TrainingLoop:
@@ -77,9 +86,18 @@ class TrainingLoop:
         self._training = parts.spec.training
         self._stop = stop
         self._on_figures = on_figures
-        self._late = LateMetrics(parts.engine.device)
+        self._guard = DivergenceGuard(
+            self._training.on_divergence,
+            parts.learner,
+            parts.conversion,
+            position,
+            parts.telemetry,
+            self._conversion_changed,
+        )
+        self._late = LateMetrics(late=self._guard.late)
         self._health = FP8Health(parts.spec, parts.engine, parts.telemetry)
-        self._trainable = [p for p in parts.model.parameters() if p.requires_grad]
+        self._parity = ParityTracker(parts.spec, position, parts.telemetry)
+        self._table = PrecisionTable(parts.learner, parts.conversion, parts.telemetry)
         self._data_ended = False
         self._saved_step = position.step  # a run that goes on starts from a checkpoint of its step
         self._logged = (position.step, position.tokens, position.seconds)
@@ -100,8 +118,11 @@ class TrainingLoop:
             batches = self._next_batches()
             if batches:
                 self._step(batches)
-        self._settle(self._late.flush())
-        self._save("stop" if reason == Reason.STOPPED_BY_REQUEST else "final")
+        self._settle()
+        if reason == Reason.STOPPED_BY_REQUEST:
+            self._save("stop")
+        elif self._spec.checkpoint.final:
+            self._save("final")
         return reason
 
     # One step
@@ -117,75 +138,60 @@ class TrainingLoop:
         return batches
 
     def _step(self, batches: list[Batch]) -> None:
-        parts, engine, optimizer = self._parts, self._parts.engine, self._parts.optimizer
+        learner = self._parts.learner
         started = time.perf_counter()
         step = self.position.step + 1
-        target_counts = [parts.task.target_count(batch) for batch in batches]
-        targets = sum(target_counts)
-        if targets == 0:
-            raise DataInvalid(
-                f"step {step} has nothing to predict: every target lies beyond "
-                f"{self._training.sequence_length} tokens or was left out",
-                pointer="/training/sequence_length",
-            )
-        with_health = self._health.is_due(step)
-        # Kept casts of the weights cost memory, which a run that recomputes has none to spare of.
-        keep_casts = len(batches) > 1 and not self._training.gradient_checkpointing
-        scaler = engine.gradient_scaler
-        loss = torch.zeros((), device=engine.device)
-        for number, batch in enumerate(batches, start=1):
-            if with_health and number == len(batches):
-                self._health.begin()
-            there = batch.to(engine.device, non_blocking=True)
-            with engine.training_context(number == 1 if keep_casts else None):
-                share = parts.task.loss_sum(logits_of(parts.model, there, engine), there) / targets
-            (share if scaler is None else scaler.scale(share)).backward()
-            engine.after_backward()
-            loss += share.detach()
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        gradients = [p.grad for p in self._trainable if p.grad is not None]
-        norm = clip_by_global_norm(gradients, self._training.max_grad_norm)
-        factor = learning_rate_factor(self._training.schedule, step, self._training.steps)
-        lr = self._training.optimizer.lr * factor
-        figures = {"train/loss": loss, "train/grad_norm": norm}
-        # On a CPU this is where a bad step is found, before the weights take any of it.
-        settled = self._late.push(step, figures, {"train/lr": lr})
-        if settled is not None and settled.step == step:
-            self._check_finite(settled)
-        optimizer.set_learning_rate(lr)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-
+        verdict = Verdict.REPEAT
+        while verdict == Verdict.REPEAT:
+            verdict, settled = self._try(step, batches)
+        learner.drop_gradients()
         self.position.step = step
         self.position.tokens += sum(batch.token_count for batch in batches)
         self.position.seconds += time.perf_counter() - started
-        self._settle(settled)
-        if with_health:
+        self._record(settled)
+        if verdict == Verdict.TAKE and self._health.is_due(step):
             self._health.end(step)
 
-    def _check_finite(self, figures: StepFigures) -> None:
-        loss = figures.values["train/loss"]
-        if not math.isfinite(loss):
-            raise Diverged(f"the loss of step {figures.step} is {loss}")
-        norm = figures.values["train/grad_norm"]
-        # With a loss scale an overflow is expected now and then: that step is skipped.
-        if self._parts.engine.gradient_scaler is None and not math.isfinite(norm):
-            raise Diverged(
-                f"the gradients of step {figures.step} are not finite (their norm is {norm}), "
-                f"at a loss of {loss}"
-            )
+    def _try(self, step: int, batches: list[Batch]) -> tuple[Verdict, StepFigures | None]:
+        """Computes a step, and takes it where its figures (on a GPU, perhaps later) are finite.
 
-    def _settle(self, figures: StepFigures | None) -> None:
-        """Checks and records the figures of a step that have arrived."""
+        Returns what became of it, and the figures that have arrived.
+        """
+        learner = self._parts.learner
+        self._table.before_step(batches)
+        self._guard.begin(step, batches)
+        with_health = self._health.is_due(step)
+
+        def before(number: int) -> None:
+            if with_health and number == len(batches):
+                self._health.begin()
+
+        loss = learner.gradients(step, batches, before=before)
+        self._table.after_backward()
+        norm = learner.clip()
+        figures = {"train/loss": loss, "train/grad_norm": norm}
+        settled = self._late.push(step, figures, {"train/lr": learner.learning_rate(step)})
+        verdict = Verdict.TAKE if settled is None else self._guard.judge(settled)
+        if verdict == Verdict.TAKE:
+            learner.update(step, unless=self._guard.bad(loss, norm))
+            self._table.after_step(step, self._parts.workdir)
+        return verdict, settled
+
+    def _settle(self) -> None:
+        """Waits for figures that have not arrived, checks and records them."""
+        figures = self._late.flush()
+        if figures is not None:
+            self._guard.judge(figures)
+        self._record(figures)
+
+    def _record(self, figures: StepFigures | None) -> None:
+        """Records the figures of a step that have been judged."""
         if figures is None:
             return
-        self._check_finite(figures)
-        self.position.note_loss(figures.values["train/loss"])
+        loss = figures.values["train/loss"]
+        if math.isfinite(loss):
+            self.position.note_loss(loss)
+        compared = self._parity.note(figures.step, loss)
         if figures.step % self._spec.telemetry.log_every_steps and figures.step != 1:
             return
         values = dict(figures.values)
@@ -196,6 +202,7 @@ class TrainingLoop:
                 f"{engine_figures['amp/loss_scale']}: every step overflows"
             )
         values.update(engine_figures)
+        values.update(compared)
         values.update(self._speed())
         values["memory/peak_bytes"] = float(peak_bytes(self._parts.engine.device))
         telemetry = self._parts.telemetry
@@ -219,6 +226,12 @@ class TrainingLoop:
             "perf/step_seconds": passed / max(position.step - step, 1),
             "perf/tokens_per_second": (position.tokens - tokens) / passed,
         }
+
+    def _conversion_changed(self) -> None:
+        parts = self._parts
+        announce_conversion(
+            parts.conversion, parts.workdir, parts.telemetry, self.position.step + 1
+        )
 
     # Between steps
 
@@ -250,14 +263,14 @@ class TrainingLoop:
             self._save("final" if self.position.step == self._training.steps else "periodic")
 
     def _evaluate(self) -> None:
-        self._settle(self._late.flush())
+        self._settle()
         parts, position = self._parts, self.position
         assert parts.data.evaluation is not None
         parts.telemetry.phase("evaluating")
         figures = evaluate(
             parts.model,
             parts.engine,
-            parts.task,
+            parts.learner.task,
             parts.data.evaluation,
             text_bytes=parts.data.evaluation_bytes,
             interrupted=lambda: self._stop.requested,
@@ -279,21 +292,21 @@ class TrainingLoop:
         position, parts = self.position, self._parts
         if position.step == 0 or self._saved_step == position.step:
             return
-        self._settle(self._late.flush())
+        self._settle()
         parts.telemetry.phase("saving")
         metric = None
         if position.evaluated_step == position.step:
             metric = position.last_evaluation["eval/loss"]
         saved = parts.checkpoints.save(
             position.step,
-            tensors=capture_tensors(parts.model, parts.optimizer, parts.engine),
-            state=capture_state(position, parts.data.train),
+            tensors=capture_tensors(parts.learner, parts.adapter),
+            state=capture_state(position, parts.data.train, parts.adapter),
             metric=metric,
-            extra=parts.checkpoint_extra,
+            extra=parts.workdir.tokenizer,
         )
         self._saved_step = position.step
         best = parts.checkpoints.best()
-        relative = saved.path.relative_to(parts.workdir).as_posix()
+        relative = parts.workdir.relative(saved.path)
         parts.telemetry.checkpoint(
             position.step,
             relative,
@@ -305,7 +318,7 @@ class TrainingLoop:
         for removed in parts.checkpoints.prune():
             gone: dict[str, Any] = {
                 "step": removed.step,
-                "path": removed.path.relative_to(parts.workdir).as_posix(),
+                "path": parts.workdir.relative(removed.path),
             }
             parts.telemetry.event("checkpoint_removed", f"{gone['path']} is not kept", gone)
         parts.telemetry.phase("training")

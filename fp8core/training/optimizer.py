@@ -86,8 +86,14 @@ class AdamW(torch.optim.Optimizer):
             group["lr"] = lr
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient. ``closure`` is not supported."""
+    def step(  # type: ignore[override]
+        self, closure: Callable[[], Any] | None = None, *, unless: Tensor | None = None
+    ) -> None:
+        """One update of every parameter that has a gradient. ``closure`` is not supported.
+
+        ``unless``: a 0-dim fp32 tensor on the device of the parameters; where it is 1, weights and
+        states keep every bit. Nobody waits to learn which it was.
+        """
         if closure is not None:
             raise ValueError("AdamW takes no closure")
         self._updates += 1
@@ -105,10 +111,10 @@ class AdamW(torch.optim.Optimizer):
                         generator = torch.Generator(parameter.device)
                         generator.manual_seed((self._seed + self._updates * _MIX) % 2**63)
                         generators[parameter.device] = generator
-                    self._update_rounded(parameter, group, generator)
+                    self._update_rounded(parameter, group, generator, unless)
             if plain:
                 states = [self.state[parameter] for parameter in plain]
-                self._update(plain, [parameter.grad for parameter in plain], states, group)
+                self._update(plain, [parameter.grad for parameter in plain], states, group, unless)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that the next update depends on, by parameter name (live tensors)."""
@@ -146,6 +152,7 @@ class AdamW(torch.optim.Optimizer):
         gradients: list[Tensor],
         states: list[dict[str, Tensor]],
         group: dict[str, Any],
+        unless: Tensor | None,
     ) -> None:
         adamw(
             weights,
@@ -162,19 +169,27 @@ class AdamW(torch.optim.Optimizer):
             weight_decay=group["weight_decay"],
             eps=self._eps,
             maximize=False,
+            found_inf=unless,
         )
 
     def _update_rounded(
-        self, parameter: nn.Parameter, group: dict[str, Any], generator: torch.Generator
+        self,
+        parameter: nn.Parameter,
+        group: dict[str, Any],
+        generator: torch.Generator,
+        unless: Tensor | None,
     ) -> None:
-        """One parameter at a time, so that only one has fp32 copies at any moment."""
+        """One parameter at a time, so that only one has fp32 copies at any moment.
+
+        What was not changed is rounded to itself: noise below a bf16 number cannot lift it.
+        """
         assert parameter.grad is not None
         state = self.state[parameter]
         master = state.get("master")
         weight = parameter.detach().float() if master is None else master
         moments = {key: state[key].float() for key in ("exp_avg", "exp_avg_sq")}
         working = {"step": state["step"], **moments}
-        self._update([weight], [parameter.grad.float()], [working], group)
+        self._update([weight], [parameter.grad.float()], [working], group, unless)
         for key, value in moments.items():
             _store(state[key], value, generator)
         if master is None:

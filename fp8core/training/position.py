@@ -33,6 +33,13 @@ class Position:
     first_loss: float | None = None
     recent_losses: list[float] = field(default_factory=list)
     """Training losses of the last ten steps, oldest first."""
+    skipped: int = 0
+    """Steps that changed nothing because their loss or gradients were not finite."""
+    skipped_in_a_row: int = 0
+    fallback: dict[str, str] = field(default_factory=dict)
+    """Converted layers that were put back into high precision, by name, and why."""
+    parity: dict[str, Any] | None = None
+    """Losses of the reference and of this run; see ``fp8core.training.parity``."""
 
     def note_loss(self, loss: float) -> None:
         if self.first_loss is None:

@@ -18,6 +18,7 @@ from fp8core.spec.outcomes import Reason
 from fp8core.training.checkpoint import CheckpointStore
 from fp8core.training.device import describe_device
 from fp8core.training.memory import peak_bytes
+from fp8core.training.parity import parity_report
 from fp8core.training.position import Position
 from fp8core.training.workdir import Workdir
 
@@ -81,13 +82,20 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
             "wall_seconds": facts.wall_seconds,
         },
         "model": {
-            "path": facts.workdir.relative(facts.workdir.model),
+            "path": facts.workdir.relative(facts.workdir.model) if spec.checkpoint.final else None,
             "class": type(facts.model).__name__,
             "parameters": sum(p.numel() for p in parameters),
             "trainable_parameters": sum(p.numel() for p in parameters if p.requires_grad),
             "fresh_weights": list(facts.fresh_weights),
         },
+        "adapter": None if spec.adapter is None else spec.adapter.model_dump(mode="json"),
         "conversion": count_rows(facts.conversion.rows),
+        "divergence": {
+            "on_divergence": spec.training.on_divergence.action,
+            "skipped_steps": position.skipped,
+            "fallback_bf16": position.fallback,
+        },
+        "parity": parity_report(spec, position),
         "recipe": spec.recipe.model_dump(mode="json"),
         "precision": spec.training.precision.model_dump(mode="json"),
         "device": describe_device(facts.engine.device),

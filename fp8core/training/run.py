@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,27 +10,26 @@ from dataclasses import dataclass
 import torch
 
 from fp8core import engines
-from fp8core.conversion import ConversionReport, convert
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.durable import PARTIAL_PREFIX, told_when_full, write_json
-from fp8core.models import LoadedModel, export
+from fp8core.models import LoadedModel, export, publish
 from fp8core.spec.job import JobSpec
 from fp8core.spec.outcomes import Outcome, Reason
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
-from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from fp8core.training.assemble import announce_conversion, assemble
 from fp8core.training.build import Places, build_data_and_model
 from fp8core.training.checkpoint import CheckpointStore, LoadedCheckpoint
 from fp8core.training.device import check_one_rank, choose_device
 from fp8core.training.loop import RunParts, TrainingLoop
-from fp8core.training.optimizer import AdamW, decays
 from fp8core.training.outcome import RunResult
+from fp8core.training.parity import reference_losses
 from fp8core.training.position import Position
-from fp8core.training.precision import dtype_of, set_gradient_dtype
+from fp8core.training.precision import dtype_of
 from fp8core.training.report import RunFacts, make_report
 from fp8core.training.state import restore
 from fp8core.training.stopping import StopRequest, StopRequested
-from fp8core.training.tasks import create_task
+from fp8core.training.trial import try_out
 from fp8core.training.workdir import Workdir
 
 __all__ = ["OnFigures", "Run"]
@@ -42,7 +42,6 @@ class _Built:
     parts: RunParts
     position: Position
     loaded: LoadedModel
-    conversion: ConversionReport
     tokenizer: Tokenizer
 
 
@@ -90,7 +89,8 @@ class Run:
             return RunResult(Outcome.STOPPED, reason, detail, self.step)
         self._telemetry.phase("saving")
         self._report(built, reason, loading_seconds)
-        self._export(built)
+        if self._spec.checkpoint.final:
+            self._export(built)
         detail = f"trained {self.step} steps"
         if reason == Reason.EARLY_STOPPED:
             position = self._position
@@ -106,14 +106,15 @@ class Run:
         check_one_rank(spec)
         workdir.adopt(spec)
         device = choose_device(spec, self._device)
-        engine = engines.create(spec.recipe, device)
-        random_state.seed_everything(spec.training.seed)
         checkpoints = CheckpointStore(
             workdir.checkpoints,
             keep_last=spec.checkpoint.keep_last,
             keep_best=spec.checkpoint.keep_best,
         )
         checkpoint = self._newest(checkpoints)
+        reference = self._reference(checkpoint, device)
+        engine = engines.create(spec.recipe, device)
+        random_state.seed_everything(spec.training.seed)
         with self._stop.interruptible():
             built = build_data_and_model(
                 spec,
@@ -122,41 +123,49 @@ class Run:
                 dtype=dtype_of(spec.training.precision.weights),
                 saved_tokenizer=None if checkpoint is None else checkpoint.path,
             )
+            try_out(built.loaded, spec, engine.compute_dtype)
         self._keep_tokenizer_and_config(built.tokenizer, built.loaded)
-        model = built.loaded.model
 
         telemetry.phase("converting")
-        conversion = convert(model, engine, spec.conversion)
-        model = conversion.model
-        write_json(workdir.conversion, conversion.to_json())
-        telemetry.artifact("conversion", workdir.relative(workdir.conversion), 0)
-
-        set_gradient_dtype(model, dtype_of(spec.training.precision.gradients))
-        if spec.training.gradient_checkpointing:
-            enable_gradient_checkpointing(model, engine)
-        engine.prepare(model)
-        optimizer = _optimizer(spec, model)
-        parts = RunParts(
-            spec=spec,
-            model=model,
-            engine=engine,
-            optimizer=optimizer,
-            task=create_task(spec.task, class_count=len(built.data.class_labels or ())),
-            data=built.data,
-            telemetry=telemetry,
-            checkpoints=checkpoints,
-            workdir=workdir.path,
-            checkpoint_extra=workdir.tokenizer,
-        )
+        classes = len(built.data.class_labels or ())
+        assembled = assemble(spec, engine, built.loaded, class_count=classes)
         position = Position()
+        if reference is not None:
+            position.parity = {"reference": reference, "own": [], "beyond_since": None}
         if checkpoint is not None:
-            position = restore(checkpoint, model, optimizer, engine, built.data.train)
+            position = restore(checkpoint, assembled, built.data.train)
             telemetry.event(
                 "resumed",
                 f"goes on from the checkpoint of step {checkpoint.step}",
                 {"step": checkpoint.step},
             )
-        return _Built(parts, position, built.loaded, conversion, built.tokenizer)
+        announce_conversion(assembled.conversion, workdir, telemetry, 0)
+        parts = RunParts(
+            spec=spec,
+            learner=assembled.learner,
+            conversion=assembled.conversion,
+            adapter=assembled.adapter,
+            data=built.data,
+            telemetry=telemetry,
+            checkpoints=checkpoints,
+            workdir=workdir,
+        )
+        return _Built(parts, position, built.loaded, built.tokenizer)
+
+    def _reference(
+        self, checkpoint: LoadedCheckpoint | None, device: torch.device
+    ) -> list[float] | None:
+        """The losses to compare with, where the spec wants some and the checkpoint has none."""
+        if self._spec.training.parity is None or checkpoint is not None:
+            return None
+        return reference_losses(
+            self._spec,
+            self._workdir,
+            self._telemetry,
+            self._stop,
+            places=self._places,
+            device=device,
+        )
 
     def _newest(self, checkpoints: CheckpointStore) -> LoadedCheckpoint | None:
         checkpoint, skipped = checkpoints.load_newest()
@@ -171,19 +180,25 @@ class Run:
 
     def _keep_tokenizer_and_config(self, tokenizer: Tokenizer, loaded: LoadedModel) -> None:
         target = self._workdir.tokenizer
-        if target.is_dir():
-            return
         partial = target.with_name(f"{PARTIAL_PREFIX}tokenizer")
         with told_when_full(target):
             partial.mkdir()
             tokenizer.save(partial)
             loaded.config.save_pretrained(partial)
+            # A run that made no checkpoint may have left that of another spec.
+            shutil.rmtree(target, ignore_errors=True)
             partial.rename(target)
 
     def _export(self, built: _Built) -> None:
         """Writes the model as a plain Hugging Face checkpoint; replaces one of an earlier run."""
-        target = self._workdir.model
-        export(built.parts.model, built.conversion, built.tokenizer, target)
+        target, parts = self._workdir.model, built.parts
+        wanted = self._spec.adapter
+        if parts.adapter is not None and wanted is not None and wanted.export == "adapter":
+            publish(target, parts.adapter.save, built.tokenizer)
+        else:
+            if parts.adapter is not None:
+                parts.adapter.merge()
+            export(parts.model, parts.conversion, built.tokenizer, target)
         self._telemetry.artifact("model", self._workdir.relative(target), self.step)
 
     def _report(self, built: _Built, reason: Reason, loading_seconds: float) -> None:
@@ -193,7 +208,7 @@ class Run:
             reason=reason,
             engine=built.parts.engine,
             model=built.parts.model,
-            conversion=built.conversion,
+            conversion=built.parts.conversion,
             fresh_weights=built.loaded.fresh,
             checkpoints=built.parts.checkpoints,
             workdir=self._workdir,
@@ -202,18 +217,3 @@ class Run:
         )
         write_json(self._workdir.report, make_report(facts))
         self._telemetry.artifact("report", self._workdir.relative(self._workdir.report), self.step)
-
-
-def _optimizer(spec: JobSpec, model: torch.nn.Module) -> AdamW:
-    wanted, precision = spec.training.optimizer, spec.training.precision
-    return AdamW(
-        model.named_parameters(),
-        decayed=decays(model),
-        lr=wanted.lr,
-        betas=wanted.betas,
-        eps=wanted.eps,
-        weight_decay=wanted.weight_decay,
-        state_dtype=dtype_of(precision.optimizer_states),
-        master_weights=precision.master_weights == "fp32",
-        seed=spec.training.seed,
-    )

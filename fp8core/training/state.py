@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from fp8core.engines.protocol import Engine
+from fp8core.conversion import restore_layers
 from fp8core.errors import CheckpointCorrupt
 from fp8core.training import random_state
+from fp8core.training.assemble import Assembled
 from fp8core.training.checkpoint import LoadedCheckpoint
-from fp8core.training.optimizer import AdamW
+from fp8core.training.learner import Learner
 from fp8core.training.position import Position
+
+if TYPE_CHECKING:
+    from fp8core.training.adapter import Adapter
 
 __all__ = ["ResumableData", "capture_state", "capture_tensors", "model_tensors", "restore"]
 
@@ -40,38 +44,40 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-def capture_tensors(
-    model: nn.Module, optimizer: AdamW, engine: Engine
-) -> dict[str, dict[str, Tensor]]:
-    """Every tensor that the next step depends on, by the file it goes into."""
+def capture_tensors(learner: Learner, adapter: Adapter | None) -> dict[str, dict[str, Tensor]]:
+    """Every tensor that the next step depends on, by the file it goes into.
+
+    Of a model with adapters only what is trained: the rest is as it was loaded.
+    """
+    trained = {"adapter": adapter.tensors()} if adapter else {"model": model_tensors(learner.model)}
     return {
-        "model": model_tensors(model),
-        "optimizer": optimizer.state_tensors(),
-        "engine": dict(engine.state_dict()),
+        **trained,
+        "optimizer": learner.optimizer.state_tensors(),
+        "engine": dict(learner.engine.state_dict()),
     }
 
 
-def capture_state(position: Position, data: ResumableData) -> dict[str, Any]:
+def capture_state(
+    position: Position, data: ResumableData, adapter: Adapter | None
+) -> dict[str, Any]:
     """The rest of what the next step depends on, as JSON values."""
     return {
         "position": position.to_json(),
         "data": data.state_dict(),
         "random": random_state.capture(),
+        **({"base": adapter.base} if adapter else {}),
     }
 
 
-def restore(
-    checkpoint: LoadedCheckpoint,
-    model: nn.Module,
-    optimizer: AdamW,
-    engine: Engine,
-    data: ResumableData,
-) -> Position:
+def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableData) -> Position:
     """Puts a checkpoint back. Raises ``CheckpointCorrupt`` where it is of another run."""
+    learner, adapter = assembled.learner, assembled.adapter
     try:
-        own = model_tensors(model)
+        if adapter is not None and adapter.base != checkpoint.state["base"]:
+            raise ValueError("its adapters were trained beside other weights than this model's")
+        own = model_tensors(learner.model) if adapter is None else adapter.tensors()
         with torch.no_grad():
-            for name, tensor in checkpoint.tensors("model"):
+            for name, tensor in checkpoint.tensors("model" if adapter is None else "adapter"):
                 target = own.pop(name)
                 if target.shape != tensor.shape or target.dtype != tensor.dtype:
                     raise ValueError(
@@ -81,10 +87,13 @@ def restore(
                 target.copy_(tensor)
         if own:
             raise ValueError(f"the checkpoint lacks {sorted(own)[:3]}")
-        optimizer.load_state_tensors(dict(checkpoint.tensors("optimizer")))
-        engine.load_state_dict(dict(checkpoint.tensors("engine")))
+        learner.optimizer.load_state_tensors(dict(checkpoint.tensors("optimizer")))
+        learner.engine.load_state_dict(dict(checkpoint.tensors("engine")))
         data.load_state_dict(checkpoint.state["data"])
         random_state.restore(checkpoint.state["random"])
-        return Position.from_json(checkpoint.state["position"])
-    except (ValueError, KeyError, TypeError) as error:
+        position = Position.from_json(checkpoint.state["position"])
+        # Last: the engine's state is that of all layers that were converted once.
+        restore_layers(assembled.conversion, position.fallback)
+        return position
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointCorrupt(f"{checkpoint.path} does not fit this run: {error}") from error

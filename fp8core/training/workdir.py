@@ -29,6 +29,20 @@ _FREE = frozenset(
     }
 )
 
+# What lies under these names must be what a run puts there: a pipe would be waited for, and a link
+# would be written through.
+_FOLDERS = frozenset({"checkpoints", "model", "tokenizer"})
+_FILES = frozenset(
+    {
+        "conversion.json",
+        "crash.log",
+        "report.json",
+        "result.json",
+        "spec.json",
+        "telemetry.jsonl",
+    }
+)
+
 
 class Workdir:
     """The folder of one run and the names in it. Hold it open (``with``) while training."""
@@ -41,6 +55,8 @@ class Workdir:
         self.model = self.path / "model"
         self.conversion = self.path / "conversion.json"
         self.report = self.path / "report.json"
+        self.precision = self.path / "precision.json"
+        self.parity = self.path / "parity.json"
         self.result = self.path / "result.json"
         self.crash_log = self.path / "crash.log"
         self.tokenizer = self.path / "tokenizer"
@@ -48,28 +64,35 @@ class Workdir:
         self._lock = -1
 
     def __enter__(self) -> Self:
-        with told_when_full(self.path):
-            try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = os.open(
-                    self.path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644
-                )
-            except (NotADirectoryError, FileExistsError, PermissionError) as error:
-                raise SpecRefused(f"cannot use {self.path} as workdir: {error.strerror}") from error
+        try:
+            with told_when_full(self.path):
+                self._take()
+        except (OSError, ValueError) as error:
+            self._let_go()
+            reason = getattr(error, "strerror", None) or str(error)
+            raise SpecRefused(f"cannot use {self.path} as workdir: {reason}") from error
+        except BaseException:
+            self._let_go()
+            raise
+        return self
+
+    def _take(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._lock = os.open(self.path / ".lock", flags, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(self._lock)
-            self._lock = -1
             raise TrainingError(f"another trainer is at work in {self.path}") from None
-        for left_over in self.path.glob(f"{PARTIAL_PREFIX}*"):
-            if left_over.is_dir():
-                shutil.rmtree(left_over, ignore_errors=True)
-            else:
-                left_over.unlink(missing_ok=True)
+        for path in self.path.iterdir():
+            if path.name.startswith(PARTIAL_PREFIX):
+                _remove(path)
+            elif path.name in _FOLDERS and (path.is_symlink() or not path.is_dir()):
+                raise ValueError(f"its {path.name} is not a folder")
+            elif path.name in _FILES and (path.is_symlink() or not path.is_file()):
+                raise ValueError(f"its {path.name} is not a regular file")
         # Whoever reads a result must not find that of an earlier run.
         self.result.unlink(missing_ok=True)
-        return self
 
     def __exit__(
         self,
@@ -77,6 +100,9 @@ class Workdir:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -109,6 +135,13 @@ class Workdir:
     def relative(self, path: Path) -> str:
         """``path`` as telemetry names it."""
         return path.relative_to(self.path).as_posix()
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _first_difference(one: Any, other: Any, pointer: str = "") -> str | None:

@@ -13,7 +13,14 @@ from typing import Any
 import pytest
 
 from fp8core.commands.train import run_train
-from fp8core.telemetry import decode_number, read_records
+from fp8core.spec import parse_spec
+from fp8core.telemetry import TelemetryWriter, decode_number, read_records
+from fp8core.training.assemble import Assembled, assemble
+from fp8core.training.build import Places
+from fp8core.training.outcome import RunResult
+from fp8core.training.run import Run
+from fp8core.training.stopping import StopRequest
+from fp8core.training.workdir import Workdir
 
 # Dropout, so that a random state that is not restored shows.
 MODEL = {
@@ -78,6 +85,46 @@ def train(tmp_path: Path) -> Callable[..., Path]:
         process = start_process(spec, workdir, **arguments)
         process.join()
         return workdir
+
+    return run
+
+
+@pytest.fixture
+def train_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[RunResult, Path]]:
+    """Trains a spec in this process; ``plant`` gets what was assembled for each learner.
+
+    The first for a reference, where there is one. Returns the result and the workdir; raises what
+    ended the run.
+    """
+    count = 0
+
+    def run(
+        spec: Path,
+        workdir: Path | None = None,
+        *,
+        plant: Callable[[Assembled], None] = lambda assembled: None,
+        stop: StopRequest | None = None,
+    ) -> tuple[RunResult, Path]:
+        nonlocal count
+        count += 1
+
+        def planted(*arguments: Any, **options: Any) -> Assembled:
+            assembled = assemble(*arguments, **options)
+            plant(assembled)
+            return assembled
+
+        for module in ("run", "parity"):
+            monkeypatch.setattr(f"fp8core.training.{module}.assemble", planted)
+        parsed = parse_spec(spec.read_bytes())
+        with (
+            Workdir(workdir or tmp_path / f"here-{count}") as place,
+            TelemetryWriter(place.telemetry) as writer,
+        ):
+            places = Places(base=spec.parent)
+            wanted = stop or StopRequest()
+            return Run(parsed, place, writer, wanted, places=places).execute(), place.path
 
     return run
 

@@ -97,10 +97,10 @@ def test_the_loop_steps_with_gradients_of_their_format(
     seen: set[torch.dtype] = set()
     step = AdamW.step
 
-    def watched(self: AdamW, closure: Any = None) -> None:
+    def watched(self: AdamW, closure: Any = None, **options: Any) -> None:
         for group in self.param_groups:
             seen.update(p.grad.dtype for p in group["params"])
-        step(self, closure)
+        step(self, closure, **options)
 
     monkeypatch.setattr(AdamW, "step", watched)
     precision = {"weights": "bf16", "gradients": gradients}

@@ -1,0 +1,84 @@
+"""From a loaded model to a learner: converted, adapted, compiled, with its optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from fp8core.conversion import ConversionReport, convert
+from fp8core.durable import write_json
+from fp8core.engines.protocol import Engine
+from fp8core.models import LoadedModel
+from fp8core.models.adapter_targets import adapter_targets
+from fp8core.spec.job import JobSpec
+from fp8core.telemetry import TelemetryWriter
+from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from fp8core.training.learner import Learner
+from fp8core.training.optimizer import AdamW, decays
+from fp8core.training.precision import dtype_of, set_gradient_dtype
+from fp8core.training.tasks import create_task
+from fp8core.training.workdir import Workdir
+
+if TYPE_CHECKING:  # peft takes seconds to import, and most runs have no use for it
+    from fp8core.training.adapter import Adapter
+
+__all__ = ["Assembled", "announce_conversion", "assemble"]
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A learner, what became of its layers, and its adapters where the spec wants some."""
+
+    learner: Learner
+    conversion: ConversionReport
+    adapter: Adapter | None
+
+
+def assemble(
+    spec: JobSpec, engine: Engine, loaded: LoadedModel, *, class_count: int = 0
+) -> Assembled:
+    """Makes the loaded model ready for its first step. Raises ``SpecRefused``."""
+    targets = adapter_targets(loaded.model, spec.adapter) if spec.adapter is not None else []
+    conversion = convert(loaded.model, engine, spec.conversion)
+    model = conversion.model
+    adapter = None
+    if spec.adapter is not None:
+        from fp8core.training.adapter import attach
+
+        adapter = attach(spec, model, targets)
+    set_gradient_dtype(model, dtype_of(spec.training.precision.gradients))
+    if spec.training.gradient_checkpointing:
+        enable_gradient_checkpointing(model, engine)
+    engine.prepare(model)
+    task = create_task(spec.task, class_count=class_count)
+    learner = Learner(spec.training, model, engine, _optimizer(spec, model), task)
+    return Assembled(learner, conversion, adapter)
+
+
+def announce_conversion(
+    conversion: ConversionReport, workdir: Workdir, telemetry: TelemetryWriter, step: int
+) -> None:
+    """Writes the report; one that changed after step 0 goes out under a name of its own too."""
+    write_json(workdir.conversion, conversion.to_json())
+    path = workdir.conversion
+    if step:
+        path = path.with_name(f"conversion-{step:08d}.json")
+        write_json(path, conversion.to_json())
+    telemetry.artifact("conversion", workdir.relative(path), step)
+
+
+def _optimizer(spec: JobSpec, model: torch.nn.Module) -> AdamW:
+    wanted, precision = spec.training.optimizer, spec.training.precision
+    return AdamW(
+        model.named_parameters(),
+        decayed=decays(model),
+        lr=wanted.lr,
+        betas=wanted.betas,
+        eps=wanted.eps,
+        weight_decay=wanted.weight_decay,
+        state_dtype=dtype_of(precision.optimizer_states),
+        master_weights=precision.master_weights == "fp32",
+        seed=spec.training.seed,
+    )

@@ -1,0 +1,102 @@
+"""A model in training, and the parts of one optimizer step: gradients, clipping, update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.data.batch import Batch
+from fp8core.engines.protocol import Engine
+from fp8core.errors import DataInvalid
+from fp8core.spec.training import Training
+from fp8core.training.forward import logits_of
+from fp8core.training.optimizer import AdamW, clip_by_global_norm
+from fp8core.training.schedule import learning_rate_factor
+from fp8core.training.tasks import Task
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """A converted model with its engine, optimizer and task. Holds nothing between two steps."""
+
+    def __init__(
+        self, training: Training, model: nn.Module, engine: Engine, optimizer: AdamW, task: Task
+    ) -> None:
+        self.model = model
+        self.engine = engine
+        self.optimizer = optimizer
+        self.task = task
+        self._training = training
+        self._trainable = [p for p in model.parameters() if p.requires_grad]
+
+    def gradients(
+        self,
+        step: int,
+        batches: Sequence[Batch],
+        *,
+        before: Callable[[int], None] = lambda number: None,
+        between: Callable[[int], bool] = lambda number: True,
+    ) -> Tensor:
+        """Forward and backward of every micro-batch; the loss (nats a target), fp32, 0-dim.
+
+        The gradients are in ``.grad``, not yet unscaled or clipped. ``before`` is called with the
+        number of each micro-batch (from 1) before its forward pass, ``between`` between the two
+        passes; where that says False, the step ends there.
+
+        Raises ``DataInvalid`` where no micro-batch has anything to predict.
+        """
+        engine, task = self.engine, self.task
+        targets = sum(task.target_count(batch) for batch in batches)
+        if targets == 0:
+            raise DataInvalid(
+                f"step {step} has nothing to predict: every target lies beyond "
+                f"{self._training.sequence_length} tokens or was left out",
+                pointer="/training/sequence_length",
+            )
+        # Kept casts of the weights cost memory, which a run that recomputes has none to spare of.
+        keep_casts = len(batches) > 1 and not self._training.gradient_checkpointing
+        scaler = engine.gradient_scaler
+        loss = torch.zeros((), device=engine.device)
+        for number, batch in enumerate(batches, start=1):
+            before(number)
+            there = batch.to(engine.device, non_blocking=True)
+            with engine.training_context(number == 1 if keep_casts else None):
+                share = task.loss_sum(logits_of(self.model, there, engine), there) / targets
+            loss += share.detach()
+            if not between(number):
+                break
+            (share if scaler is None else scaler.scale(share)).backward()
+            engine.after_backward()
+        return loss
+
+    def clip(self) -> Tensor:
+        """Unscales and clips the gradients; their norm from before, fp32, 0-dim."""
+        if self.engine.gradient_scaler is not None:
+            self.engine.gradient_scaler.unscale_(self.optimizer)
+        gradients = [p.grad for p in self._trainable if p.grad is not None]
+        return clip_by_global_norm(gradients, self._training.max_grad_norm)
+
+    def learning_rate(self, step: int) -> float:
+        factor = learning_rate_factor(self._training.schedule, step, self._training.steps)
+        return self._training.optimizer.lr * factor
+
+    def update(self, step: int, *, unless: Tensor | None = None) -> None:
+        """The optimizer's step, with the learning rate of ``step``. Drops the gradients.
+
+        ``unless``: where this 0-dim tensor is 1, nothing changes, without waiting for the device.
+        """
+        scaler = self.engine.gradient_scaler
+        self.optimizer.set_learning_rate(self.learning_rate(step))
+        if scaler is None:
+            self.optimizer.step(unless=unless)
+        else:
+            # The scaler knows by itself of gradients that are not finite.
+            scaler.step(self.optimizer)
+            scaler.update()
+        self.drop_gradients()
+
+    def drop_gradients(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)

@@ -1,0 +1,219 @@
+"""Parity: the same training in high precision, and how far this run's losses lie from it.
+
+The reference has the seed, the first weights, the data and the optimizer of the job and runs under
+plain autocast (engine ``amp``). It comes first, in the same process: a process of its own would
+have to be given roots, uploads, environment and stop signals again, to gain nothing. What it leaves
+behind is put in order: memory is given back, and the seed is set anew before the job itself begins.
+Its losses are kept in the workdir and in every checkpoint, so that no resumed run repeats it.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+import math
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from fp8core import engines
+from fp8core.durable import write_json
+from fp8core.spec.job import JobSpec
+from fp8core.spec.recipe import AmpRecipe
+from fp8core.telemetry import TelemetryWriter
+from fp8core.training import random_state
+from fp8core.training.assemble import assemble
+from fp8core.training.build import Places, build_data_and_model
+from fp8core.training.position import Position
+from fp8core.training.precision import dtype_of
+from fp8core.training.stopping import StopRequest, StopRequested
+from fp8core.training.trial import try_out
+from fp8core.training.workdir import Workdir
+
+__all__ = ["SMOOTHED_OVER", "ParityTracker", "parity_report", "reference_losses"]
+
+SMOOTHED_OVER = 10
+"""Steps over which losses are averaged before they are compared; all, where there are fewer."""
+
+
+def reference_losses(
+    spec: JobSpec,
+    workdir: Workdir,
+    telemetry: TelemetryWriter,
+    stop: StopRequest,
+    *,
+    places: Places,
+    device: torch.device,
+) -> list[float]:
+    """The losses of the reference, trained now unless an earlier run of this workdir did.
+
+    Fewer than asked for where the data ended, or where a loss was not finite. Raises what building
+    and training raise, and ``StopRequested`` between two steps.
+    """
+    parity = spec.training.parity
+    assert parity is not None
+    fingerprint = _fingerprint(spec)
+    stored = _stored(workdir, fingerprint)
+    if stored is not None:
+        return stored
+    telemetry.phase("reference")
+    recipe = AmpRecipe(engine="amp", dtype=parity.dtype)
+    plain = spec.model_copy(update={"recipe": recipe})
+    try:
+        losses = _train(plain, parity.steps, telemetry, stop, places=places, device=device)
+    finally:
+        # The job needs the memory, and reports its own peak.
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(device)
+    write_json(workdir.parity, {"fingerprint": fingerprint, "losses": losses})
+    return losses
+
+
+def _train(
+    spec: JobSpec,
+    steps: int,
+    telemetry: TelemetryWriter,
+    stop: StopRequest,
+    *,
+    places: Places,
+    device: torch.device,
+) -> list[float]:
+    engine = engines.create(spec.recipe, device)
+    random_state.seed_everything(spec.training.seed)
+    with stop.interruptible():
+        built = build_data_and_model(
+            spec, places, device=device, dtype=dtype_of(spec.training.precision.weights)
+        )
+        try_out(built.loaded, spec, engine.compute_dtype)
+    classes = len(built.data.class_labels or ())
+    learner = assemble(spec, engine, built.loaded, class_count=classes).learner
+    learner.model.train()
+    losses: list[float] = []
+    for step in range(1, steps + 1):
+        if stop.requested:
+            raise StopRequested
+        batches = []
+        for batch in built.data.train:
+            batches.append(batch)
+            if len(batches) == spec.training.gradient_accumulation:
+                break
+        if not batches:
+            break
+        loss, norm = float(learner.gradients(step, batches)), float(learner.clip())
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            telemetry.event(
+                "reference_diverged",
+                f"the reference in {spec.recipe.engine} ended before step {step}: its loss is "
+                f"{loss}, the norm of its gradients {norm}",
+                {"step": step},
+            )
+            break
+        learner.update(step)
+        losses.append(loss)
+    return losses
+
+
+def _fingerprint(spec: JobSpec) -> str:
+    """Of all in the spec that the reference depends on, and a little more."""
+    resolved = spec.resolved()
+    kept = ("model", "tokenizer", "data", "task", "adapter", "training", "evaluation")
+    return hashlib.sha256(json.dumps([resolved[key] for key in kept]).encode()).hexdigest()
+
+
+def _stored(workdir: Workdir, fingerprint: str) -> list[float] | None:
+    try:
+        found = json.loads(workdir.parity.read_bytes())
+    except (OSError, ValueError):
+        return None
+    if not isinstance(found, dict) or found.get("fingerprint") != fingerprint:
+        return None
+    return [float(loss) for loss in found["losses"]]
+
+
+class ParityTracker:
+    """Compares the loss of each step with the reference's, which lies in ``position.parity``."""
+
+    def __init__(self, spec: JobSpec, position: Position, telemetry: TelemetryWriter) -> None:
+        self._parity = spec.training.parity
+        self._position = position
+        self._telemetry = telemetry
+
+    def note(self, step: int, loss: float) -> dict[str, float]:
+        """Takes the loss of ``step`` into account; its metrics. An event where it is the first
+        whose smoothed gap is beyond the bound."""
+        state, parity = self._position.parity, self._parity
+        if state is None or parity is None or step > len(state["reference"]):
+            return {}
+        own: list[float | None] = state["own"]
+        own.extend([None] * (step - 1 - len(own)))
+        own.append(loss if math.isfinite(loss) else None)
+        reference = state["reference"][step - 1]
+        window = min(SMOOTHED_OVER, len(state["reference"]))
+        smoothed = None
+        if step >= window:
+            smoothed = _smoothed_gap(
+                state["reference"][step - window : step], own[step - window : step]
+            )
+        if smoothed is not None and abs(smoothed) > parity.bound and not state["beyond_since"]:
+            state["beyond_since"] = step
+            self._telemetry.event(
+                "parity_beyond",
+                f"at step {step} the smoothed loss lies {smoothed:+.2%} from the reference in "
+                f"{parity.dtype}, beyond the bound of {parity.bound:.2%}",
+                {"step": step, "gap": smoothed, "bound": parity.bound},
+            )
+        return {
+            "parity/reference_loss": reference,
+            "parity/gap": (loss - reference) / reference if reference else math.nan,
+        }
+
+
+def parity_report(spec: JobSpec, position: Position) -> dict[str, Any] | None:
+    """The verdict, and the curve it rests on; None where no reference was asked for.
+
+    Gaps are relative, ``(loss - reference) / reference``. ``worst_smoothed_gap`` is the one of the
+    largest size among the gaps of losses averaged over ten steps, ``mean_gap`` the mean of the gaps
+    of single steps. ``verdict``: ``within`` or ``beyond`` the bound in either direction; null where
+    there is nothing to compare.
+    """
+    parity, state = spec.training.parity, position.parity
+    if parity is None or state is None:
+        return None
+    reference, own = state["reference"], state["own"]
+    pairs = [(there, here) for there, here in zip(reference, own, strict=False) if here is not None]
+    gaps = [(here - there) / there for there, here in pairs if there]
+    window = min(SMOOTHED_OVER, len(reference))
+    smoothed = {}
+    for end in range(window, min(len(reference), len(own)) + 1):
+        gap = _smoothed_gap(reference[end - window : end], own[end - window : end])
+        if gap is not None:
+            smoothed[end] = gap
+    worst_step = max(smoothed, key=lambda step: abs(smoothed[step]), default=None)
+    worst = None if worst_step is None else smoothed[worst_step]
+    verdict = None
+    if worst is not None:
+        verdict = "within" if abs(worst) <= parity.bound else "beyond"
+    return {
+        "dtype": parity.dtype,
+        "steps": parity.steps,
+        "compared_steps": len(pairs),
+        "bound": parity.bound,
+        "smoothed_over": SMOOTHED_OVER,
+        "worst_smoothed_gap": worst,
+        "worst_step": worst_step,
+        "mean_gap": fmean(gaps) if gaps else None,
+        "verdict": verdict,
+        "curve": {"reference_loss": reference, "loss": own},
+    }
+
+
+def _smoothed_gap(reference: Sequence[float], own: Sequence[float | None]) -> float | None:
+    """The relative gap of the means; steps without a loss of their own are left out of both."""
+    pairs = [(a, b) for a, b in zip(reference, own, strict=True) if b is not None]
+    mean = fmean(pair[0] for pair in pairs) if pairs else 0.0
+    return fmean(pair[1] for pair in pairs) / mean - 1.0 if mean else None

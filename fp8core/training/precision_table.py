@@ -1,0 +1,196 @@
+"""``precision.json``: the precision table of the method, measured on the running job.
+
+The rows are those of the table by which mixed-precision training is described: GEMM compute,
+communication, weights, master weights, weight gradients, optimizer states. Nothing is read from the
+spec. Operands are seen as the model's own GEMMs take them, in one small micro-batch before the
+first step, whose traces are removed again; the rest is counted tensor by tensor in that step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.conversion import ConversionReport
+from fp8core.conversion.find import is_conv1d
+from fp8core.data.batch import TOKEN_MULTIPLE, Batch
+from fp8core.durable import write_json
+from fp8core.engines.gemm_watch import GEMMS, GemmWatch, format_of
+from fp8core.telemetry import TelemetryWriter
+from fp8core.training.forward import logits_of
+from fp8core.training.learner import Learner
+from fp8core.training.workdir import Workdir
+
+__all__ = ["PrecisionTable"]
+
+FORMAT = 1
+_MOST_ROWS = 128
+_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp4_e2m1": 0.5}
+
+
+class PrecisionTable:
+    """Measures the first step that this process takes, and only that."""
+
+    def __init__(
+        self, learner: Learner, conversion: ConversionReport, telemetry: TelemetryWriter
+    ) -> None:
+        self._learner = learner
+        self._conversion = conversion
+        self._telemetry = telemetry
+        self._gemms: list[dict[str, Any]] | None = None
+        self._gradients: dict[str, Any] | None = None
+        self._due = True
+
+    def before_step(self, batches: Sequence[Batch]) -> None:
+        """Sends the beginning of the first row through the model, if this is the first step."""
+        if not self._due or self._gemms is not None:
+            return
+        try:
+            self._gemms = self._measure(batches[0])
+        # Not even a fault of ours is worth the run that it reports on.
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())
+            self._telemetry.event(
+                "precision_not_measured", f"the formats of the GEMMs were not seen: {text}", {}
+            )
+            self._gemms = []
+
+    def after_backward(self) -> None:
+        """The gradients as the backward pass left them."""
+        if self._due:
+            parameters = self._learner.model.parameters()
+            self._gradients = _counted(p.grad for p in parameters if p.grad is not None)
+
+    def after_step(self, step: int, workdir: Workdir) -> None:
+        """Writes the table and announces it."""
+        if not self._due:
+            return
+        self._due = False
+        learner = self._learner
+        states = learner.optimizer.state_tensors()
+        masters = {key: t for key, t in states.items() if key.endswith("/master")}
+        moments = {key: t for key, t in states.items() if "/exp_avg" in key}
+        table = {
+            "format": FORMAT,
+            "step": step,
+            "engine": learner.engine.name,
+            "rows": {
+                "gemm_compute": {"layers": self._gemms},
+                # One process: nothing is sent. What several send is counted where they send it.
+                "communication": {"ranks": 1, **_counted([])},
+                "weights": _counted(learner.model.parameters()),
+                "master_weights": _counted(masters.values()),
+                "weight_gradients": self._gradients,
+                "optimizer_states": _counted(moments.values()),
+            },
+            "engine_state": _counted(learner.engine.state_dict().values()),
+        }
+        write_json(workdir.precision, table)
+        self._telemetry.artifact("report", workdir.relative(workdir.precision), step)
+
+    def _measure(self, batch: Batch) -> list[dict[str, Any]]:
+        learner, engine = self._learner, self._learner.engine
+        layers = _linear_layers(learner.model, self._conversion)
+        small = _beginning(batch, _rows(layers, batch.input_ids.shape[1]))
+        state = dict(engine.state_dict())
+        devices = [engine.device] if engine.device.type == "cuda" else []
+        with (
+            torch.random.fork_rng(devices=devices),
+            torch.compiler.set_stance("force_eager"),
+            GemmWatch(layers, small.input_ids.shape[1]) as watch,
+        ):
+            there = small.to(engine.device)
+            with engine.training_context():
+                # Any scalar will do: the loss of a few tokens may have no target.
+                value = logits_of(learner.model, there, engine).float().square().mean()
+            value.backward()
+            engine.after_backward()
+        learner.drop_gradients()
+        engine.load_state_dict(state)
+        return _by_kind(layers, watch, self._conversion)
+
+
+def _linear_layers(model: nn.Module, conversion: ConversionReport) -> dict[str, nn.Module]:
+    converted = {id(item.replacement) for item in conversion.replacements}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if not any(True for _ in module.children())
+        and (
+            isinstance(module, nn.Linear)
+            or is_conv1d(module)
+            or (id(module) in converted and hasattr(module, "out_features"))
+        )
+    }
+
+
+def _rows(layers: dict[str, nn.Module], longest: int) -> int:
+    """So many tokens that no layer has as many features; see ``GemmWatch``."""
+    features = {side for layer in layers.values() for side in layer.weight.shape}  # type: ignore[union-attr]
+    for rows in range(TOKEN_MULTIPLE, min(longest, _MOST_ROWS) + 1, TOKEN_MULTIPLE):
+        if rows not in features:
+            return rows
+    return min(longest, TOKEN_MULTIPLE)
+
+
+def _beginning(batch: Batch, tokens: int) -> Batch:
+    mask = batch.attention_mask
+    return replace(
+        batch,
+        input_ids=batch.input_ids[:1, :tokens],
+        labels=batch.labels[:1, :tokens] if batch.labels.dim() == 2 else batch.labels[:1],
+        attention_mask=None if mask is None else mask[:1, :tokens],
+        position_ids=batch.position_ids[:1, :tokens],
+        document_ids=batch.document_ids[:1, :tokens],
+    )
+
+
+def _by_kind(
+    layers: dict[str, nn.Module], watch: GemmWatch, conversion: ConversionReport
+) -> list[dict[str, Any]]:
+    """One entry for layers of the same class that saw the same formats."""
+    converted = {id(item.replacement) for item in conversion.replacements}
+    groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
+    for name, seen in watch.seen.items():
+        formats = tuple(
+            (gemm, pair) for gemm in GEMMS for pair in sorted(seen.get(gemm, Counter()))
+        )
+        module = layers[name]
+        adapter = any(part.startswith("lora_") for part in name.split("."))
+        groups[type(module).__name__, id(module) in converted, adapter, formats].append(name)
+    return [
+        {
+            "kind": kind,
+            "converted": is_converted,
+            "adapter": adapter,
+            "layers": len(names),
+            "example": names[0].removesuffix(".base_layer"),
+            "gemms": [_gemm(gemm, pair) for gemm, pair in formats],
+        }
+        for (kind, is_converted, adapter, formats), names in groups.items()
+    ]
+
+
+def _gemm(gemm: str, pair: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "gemm": gemm,
+        "operands": {
+            operand: {"format": name, "bytes_per_element": _BYTES.get(name)}
+            for operand, name in zip(GEMMS[gemm], pair, strict=True)
+        },
+    }
+
+
+def _counted(tensors: Iterable[Tensor]) -> dict[str, Any]:
+    """Bytes and elements by format, and all bytes together."""
+    formats: dict[str, dict[str, int]] = {}
+    for tensor in tensors:
+        found = formats.setdefault(format_of(tensor), {"bytes": 0, "elements": 0})
+        found["bytes"] += tensor.nbytes
+        found["elements"] += tensor.numel()
+    return {"formats": formats, "bytes": sum(found["bytes"] for found in formats.values())}
