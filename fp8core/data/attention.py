@@ -15,13 +15,28 @@ from torch import Tensor
 
 from fp8core.data.batch import Batch
 
-__all__ = ["attention_mask_for", "model_inputs"]
+__all__ = ["POSITIONS_AFTER_PADDING", "attention_mask_for", "model_inputs"]
 
-# Their position embeddings start behind the padding index, and row ``padding_idx`` is a zero.
-_POSITIONS_AFTER_PADDING = frozenset(
-    {"camembert", "data2vec-text", "longformer", "roberta", "roberta-prelayernorm", "xlm-roberta",
-     "xlm-roberta-xl", "xmod", "mpnet"}
-)  # fmt: skip
+POSITIONS_AFTER_PADDING = frozenset(
+    {
+        "camembert",
+        "data2vec-text",
+        "esm",
+        "ibert",
+        "layoutlmv3",
+        "lilt",
+        "longformer",
+        "luke",
+        "markuplm",
+        "mpnet",
+        "roberta",
+        "roberta-prelayernorm",
+        "xlm-roberta",
+        "xlm-roberta-xl",
+        "xmod",
+    }
+)
+"""Model types whose positions start behind the padding index; row ``padding_idx`` is a zero."""
 
 
 def attention_mask_for(
@@ -80,7 +95,7 @@ def model_inputs(batch: Batch, config: Any, dtype: torch.dtype = torch.float32) 
     else:
         inputs["attention_mask"] = full
     positions = batch.position_ids
-    if getattr(config, "model_type", "") in _POSITIONS_AFTER_PADDING:
+    if getattr(config, "model_type", "") in POSITIONS_AFTER_PADDING:
         offset = (getattr(config, "pad_token_id", None) or 0) + 1
         positions = positions + offset
     inputs["position_ids"] = positions

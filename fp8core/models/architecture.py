@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from transformers import (
@@ -13,11 +14,19 @@ from transformers import (
     MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
 )
 
+from fp8core.data.attention import POSITIONS_AFTER_PADDING
+from fp8core.data.batch import round_up
 from fp8core.errors import ModelUnavailable, SpecRefused, TrainingError
 from fp8core.models.source import ModelSource
 from fp8core.spec import JobSpec
 
-__all__ = ["VOCABULARY_MULTIPLE", "TokenizerFacts", "architecture", "attention_implementation"]
+__all__ = [
+    "VOCABULARY_MULTIPLE",
+    "TokenizerFacts",
+    "architecture",
+    "attention_implementation",
+    "cannot_be_built",
+]
 
 VOCABULARY_MULTIPLE = 16
 """A vocabulary that is not given is rounded up to this: an FP8 GEMM of the head needs it."""
@@ -27,22 +36,9 @@ _CLASSES = {
     "masked_lm": MODEL_FOR_MASKED_LM_MAPPING,
     "sequence_classification": MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
 }
-# Their table of positions starts after the padding token: two of its rows are never a position.
-_POSITIONS_START_AFTER_PADDING = frozenset(
-    {
-        "camembert",
-        "data2vec-text",
-        "ibert",
-        "longformer",
-        "luke",
-        "mpnet",
-        "roberta",
-        "roberta-prelayernorm",
-        "xlm-roberta",
-        "xlm-roberta-xl",
-        "xmod",
-    }
-)
+# Nothing larger exists, and building so many modules would take hours before memory runs out.
+_MOST_LAYERS = 10_000
+_COUNTS_LAYERS = re.compile(r"(layer|block|depth|expert|stage)s?$|^n_layer|^num_.*layers")
 
 
 class TokenizerFacts(Protocol):
@@ -74,6 +70,7 @@ def architecture(
     checkpoint whose configuration cannot be read.
     """
     values = dict(source.config)
+    _refuse_runaway_counts(source, values)
     kind = _config_class(source)
     if source.folder is None:
         _refuse_misspellings(kind, values)
@@ -93,6 +90,15 @@ def attention_implementation(model_class: type[Any]) -> str:
     return "sdpa" if getattr(model_class, "_supports_sdpa", False) else "eager"
 
 
+def cannot_be_built(source: ModelSource, what: str, error: Exception) -> TrainingError:
+    """The error of a configuration that its own architecture does not take."""
+    kind: type[TrainingError] = SpecRefused if source.folder is None else ModelUnavailable
+    reason = " ".join(str(error).split())
+    if not reason or isinstance(error, KeyError | AssertionError | AttributeError):
+        reason = f"{type(error).__name__} {reason}".strip()
+    return kind(f"{source.label} {what}: {reason}", pointer=source.pointer)
+
+
 def _config_class(source: ModelSource) -> type[Any]:
     model_type = source.config["model_type"]
     try:
@@ -105,6 +111,18 @@ def _config_class(source: ModelSource) -> type[Any]:
             pointer=f"{source.pointer}/model_type" if source.folder is None else source.pointer,
         ) from None
     return kind
+
+
+def _refuse_runaway_counts(source: ModelSource, values: Mapping[str, Any], place: str = "") -> None:
+    for key, value in values.items():
+        at = f"{place}/{key}"
+        if isinstance(value, dict):
+            _refuse_runaway_counts(source, value, at)
+            continue
+        counted = type(value) is int and _COUNTS_LAYERS.search(key)
+        if counted and not 0 <= value <= _MOST_LAYERS:
+            wrong = ValueError(f"{at[1:]} is {value}, not between 0 and {_MOST_LAYERS}")
+            raise cannot_be_built(source, "is not valid", wrong)
 
 
 def _refuse_misspellings(kind: type[Any], values: dict[str, Any]) -> None:
@@ -138,13 +156,14 @@ def _fill_from_tokenizer(values: dict[str, Any], tokenizer: TokenizerFacts | Non
 
 def _build_config(source: ModelSource, config_class: type[Any], values: dict[str, Any]) -> Any:
     try:
-        return config_class.from_dict(values)
+        config = config_class.from_dict(values)
     # Each architecture checks its values in its own way and with its own exceptions.
     except Exception as error:
-        kind: type[TrainingError] = SpecRefused if source.folder is None else ModelUnavailable
-        raise kind(
-            f"{source.label} is not valid: {' '.join(str(error).split())}", pointer=source.pointer
-        ) from error
+        raise cannot_be_built(source, "is not valid", error) from error
+    # What a checkpoint may ask for beyond logits costs memory, and some of it changes their form.
+    config.return_dict = True
+    config.output_attentions = config.output_hidden_states = False
+    return config
 
 
 def _check_vocabulary(source: ModelSource, config: Any, tokenizer: TokenizerFacts | None) -> None:
@@ -168,15 +187,25 @@ def _set_classes(spec: JobSpec, config: Any, class_labels: Sequence[str] | None)
 
 
 def _check_length(spec: JobSpec, source: ModelSource, config: Any) -> None:
-    longest = getattr(config.get_text_config(), "max_position_embeddings", None)
-    if not isinstance(longest, int) or longest < 1:
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int) or positions < 1:
         return
-    if config.model_type in _POSITIONS_START_AFTER_PADDING:
-        longest -= (config.pad_token_id or 0) + 1
-    if spec.training.sequence_length > longest:
+    longest, why = positions, ""
+    if config.model_type in POSITIONS_AFTER_PADDING:
+        padding = config.pad_token_id or 0
+        longest = max(0, positions - padding - 1)
+        why = f" ({positions}, counted from behind the padding token {padding})"
+    length = spec.training.sequence_length
+    if length > longest:
         raise SpecRefused(
-            f"{spec.training.sequence_length} tokens are more than the {longest} positions "
-            f"that {source.label} has",
+            f"{length} tokens are more than the {longest} positions{why} that {source.label} has",
+            pointer="/training/sequence_length",
+        )
+    # In a packed row padding has position 0; elsewhere positions go on over it.
+    if not spec.data.packing and round_up(length) > longest:
+        raise SpecRefused(
+            f"{length} tokens are padded to {round_up(length)}, a multiple of 16, and "
+            f"{source.label} has only {longest} positions{why}; ask for a multiple of 16",
             pointer="/training/sequence_length",
         )
 

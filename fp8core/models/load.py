@@ -17,13 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.deterministic
 from safetensors import SafetensorError
 from torch import nn
 from transformers import GenerationConfig
 from transformers.utils import logging as transformers_logging
 
-from fp8core.errors import ModelUnavailable, SpecRefused, TrainingError
-from fp8core.models.architecture import TokenizerFacts, architecture, attention_implementation
+from fp8core.errors import ModelUnavailable
+from fp8core.models.architecture import (
+    TokenizerFacts,
+    architecture,
+    attention_implementation,
+    cannot_be_built,
+)
 from fp8core.models.checkpoint_files import StoredTensor, stored_tensors
 from fp8core.models.source import ModelSource, locate, read_json
 from fp8core.spec import JobSpec
@@ -80,7 +86,10 @@ def load(
         tensors = stored_tensors(source)
     device = torch.device(device)
     with _quiet(), _one_at_a_time(device), _seeded(spec.training.seed, device):
-        model, found = _fill(source, model_class, config, tensors, device, dtype)
+        with _fresh_memory_is_nan():
+            model, found = _fill(source, model_class, config, tensors, device, dtype)
+        fresh_keys = {*found["missing_keys"], *(key for key, _, _ in found["mismatched_keys"])}
+        _initialise_forgotten(model, None if source.folder is None else fresh_keys)
     fresh: tuple[str, ...] = ()
     if source.folder is not None:
         fresh = _check_found(spec, source, model, found)
@@ -119,15 +128,45 @@ def _fill(
         raise ModelUnavailable(
             f"{source.label} cannot be read: {error}", pointer=source.pointer
         ) from error
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, MemoryError):
         raise
-    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        kind: type[TrainingError] = SpecRefused if source.folder is None else ModelUnavailable
-        raise kind(
-            f"{source.label} cannot be built: {' '.join(str(error).split())}",
-            pointer=source.pointer,
-        ) from error
+    # Each architecture fails in its own way on values that its configuration class let pass.
+    except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise  # the configuration may be right, and the machine too small
+        raise cannot_be_built(source, "cannot be built", error) from error
     return model, found
+
+
+@contextmanager
+def _fresh_memory_is_nan() -> Iterator[None]:
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = before[2]  # type: ignore[attr-defined]
+
+
+def _initialise_forgotten(model: Any, fresh: set[str] | None) -> None:
+    """Weights that the architecture's own initialisation leaves out (biases of heads, mostly).
+
+    They would be whatever lay in that memory. ``fresh``: names of the random ones; None: all are.
+    """
+    spread = getattr(model.config, "initializer_range", None) or 0.02
+    for name, parameter in model.named_parameters():
+        if (fresh is None or name in fresh) and bool(parameter.isnan().any()):
+            with torch.no_grad():
+                if parameter.dim() < 2:
+                    parameter.zero_()
+                else:
+                    parameter.normal_(0.0, spread)
 
 
 def _check_found(

@@ -19,6 +19,7 @@ from fp8core.models.architecture import (
     TokenizerFacts,
     architecture,
     attention_implementation,
+    cannot_be_built,
 )
 from fp8core.models.flops import StepFlops, step_flops
 from fp8core.models.memory import memory_rows
@@ -128,11 +129,9 @@ def _on_meta(source: ModelSource, model_class: type[Any], config: Any, spec: Job
                 dtype=dtype,
                 attn_implementation=attention_implementation(model_class),
             )
-    except (ValueError, TypeError, RuntimeError, ArithmeticError) as error:
-        raise SpecRefused(
-            f"{source.label} cannot be built: {' '.join(str(error).split())}",
-            pointer=source.pointer,
-        ) from error
+    # Each architecture fails in its own way on values that its configuration class let pass.
+    except Exception as error:
+        raise cannot_be_built(source, "cannot be built", error) from error
     return model
 
 

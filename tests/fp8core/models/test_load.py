@@ -107,6 +107,25 @@ def test_random_weights_from_a_configuration(make_spec, llama_config, make_token
     assert torch.isfinite(tied(IDS).logits).all()
 
 
+@pytest.mark.parametrize(
+    ("kind", "task"), [("openai-gpt", "causal_lm"), ("fnet", "masked_lm"), ("llama", "causal_lm")]
+)
+def test_no_weight_is_left_to_what_lay_in_memory(make_spec, make_tokenizer, kind, task):
+    """Some architectures forget a bias or more when they make random weights."""
+    config = {"model_type": kind, "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 272}
+    config["num_attention_heads"] = 2
+    spec = make_spec(config, task=task)
+    states = []
+    for _ in range(2):
+        rubbish = [torch.full((size,), 1e30) for size in (32, 96, 272, 1024, 3072, 4096)]
+        del rubbish  # their memory is what the allocator hands out next
+        loaded = load(spec, device="cpu", dtype=torch.float32, tokenizer=make_tokenizer())
+        states.append(loaded.model.state_dict())
+    for key, value in states[0].items():
+        assert torch.equal(value, states[1][key]), key
+        assert float(value.abs().max()) < 10, key
+
+
 def test_a_configuration_without_vocabulary_takes_the_tokenizers(
     make_spec, llama_config, make_tokenizer
 ):
@@ -122,13 +141,25 @@ def test_a_configuration_without_vocabulary_takes_the_tokenizers(
     ("changes", "fields", "pointer", "words"),
     [
         ({"vocab_size": 256}, {}, "/model/config/vocab_size", "tokenizer's has 272"),
-        ({"max_position_embeddings": 32}, {}, "/training/sequence_length", "64 tokens are more"),
         ({"hiden_size": 64}, {}, "/model/config/hiden_size", "did you mean 'hidden_size'"),
         ({"hidden_size": "x"}, {}, "/model/config", "not valid"),
         ({"hidden_size": 62}, {}, "/model/config", "not a multiple"),
         ({"model_type": "lama"}, {}, "/model/config/model_type", "did you mean"),
         ({"quantization_config": {"quant_method": "fp8"}}, {}, "/model/config", "quantized"),
         ({"model_type": "vit"}, {}, "/task", "no vit model for causal_lm"),
+        ({"num_hidden_layers": 10**9}, {}, "/model/config", "not between 0 and 10000"),
+        ({"num_hidden_layers": -1}, {}, "/model/config", "num_hidden_layers is -1"),
+        ({"num_attention_heads": 0}, {}, "/model/config", "not valid"),
+        ({"rope_parameters": {"rope_type": "nope"}}, {}, "/model/config", "KeyError 'nope'"),
+        ({"hidden_act": "nope"}, {}, "/model/config", "KeyError 'nope'"),
+        ({"pad_token_id": 10**9}, {}, "/model/config", "Padding_idx must be within"),
+        ({"text_config": {}}, {}, "/model/config", "'dict' object has no attribute"),
+        (
+            {"max_position_embeddings": 100},
+            {"data": {"source": "builtin", "packing": False}, "training": {"sequence_length": 100}},
+            "/training/sequence_length",
+            "padded to 112",
+        ),
         ({"model_type": "bert"}, {}, "/task", "attends to later tokens"),
         ({}, {"task": "masked_lm"}, "/task", "no llama model for masked_lm"),
     ],
