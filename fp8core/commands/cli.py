@@ -27,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return int(ExitCode.STOPPED)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read our output went away; say nothing more
+        # Whoever read our output went away: what is still buffered must not fail at exit.
+        from fp8core.commands.console import silence
+
+        silence(sys.stdout)
         return int(ExitCode.INTERNAL_ERROR)
     except Exception as error:
         if parsed.debug:

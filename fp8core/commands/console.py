@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fp8core.training.position import Position
 
-__all__ = ["RunConsole"]
+__all__ = ["RunConsole", "say", "silence"]
 
 _SECONDS_BETWEEN_LINES = 5.0
+
+
+def say(line: str, stream: TextIO | None = None) -> None:
+    """Prints a line, to stdout by default. Nobody reading, or a full disk, is no fault of a run."""
+    stream = stream or sys.stdout
+    try:
+        print(line, file=stream, flush=True)
+    except OSError:
+        silence(stream)
+
+
+def silence(stream: TextIO) -> None:
+    """From now on what is written goes nowhere; what is buffered too, at the end of the process."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 class RunConsole:
@@ -71,6 +90,10 @@ class RunConsole:
 
     def _say(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(line, highlight=False)
+            try:
+                self._bar.console.print(line, highlight=False)
+            except OSError:  # the terminal was closed
+                self._bar = None
+                silence(sys.stdout)
         else:
-            print(line, flush=True)
+            say(line)

@@ -29,10 +29,14 @@ def read_spec_file(path: Path, roots: list[Path]) -> SpecFile:
         if not root.is_dir():
             raise SpecRefused(f"the root {root} is no folder")
     try:
+        if not path.is_file():
+            path.stat()  # says whether it is missing or out of reach
+            raise SpecRefused(f"cannot read the spec {path}: it is not a file")
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise SpecRefused(f"cannot read the spec {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecRefused(f"cannot read the spec {path}: {reason}") from error
     if len(content) > _MAX_BYTES:
         raise SpecRefused(f"the spec {path} is larger than {_MAX_BYTES} bytes")
     return SpecFile(parse_spec(content), tuple(roots), path.absolute().parent)

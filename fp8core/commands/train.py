@@ -7,7 +7,7 @@ import traceback
 from pathlib import Path
 
 from fp8core.commands.cli import error_lines
-from fp8core.commands.console import RunConsole
+from fp8core.commands.console import RunConsole, say
 from fp8core.commands.quiet import quieten_libraries
 from fp8core.commands.spec_file import read_spec_file
 from fp8core.errors import TrainingError
@@ -53,7 +53,7 @@ def run_train(
                     on_figures=console.figures,
                 )
                 result = run.execute()
-            print(result.detail, flush=True)
+            say(result.detail)
         except Exception as error:
             result = _failure(error, workdir, 0 if run is None else run.step, debug=debug)
         _write_result(result, workdir)
@@ -71,7 +71,7 @@ def _failure(error: Exception, workdir: Workdir, step: int, *, debug: bool) -> R
     if debug:
         traceback.print_exc()
     for line in lines:
-        print(line, file=sys.stderr, flush=True)
+        say(line, sys.stderr)
     detail = "; ".join(line.removeprefix("error: ") for line in lines)
     return RunResult(Outcome.FAILED, reason, detail, step)
 
@@ -81,4 +81,4 @@ def _write_result(result: RunResult, workdir: Workdir) -> None:
         result.write(workdir.result)
     except (TrainingError, OSError) as error:
         # The exit code still says it.
-        print(f"error: result.json could not be written: {error}", file=sys.stderr, flush=True)
+        say(f"error: result.json could not be written: {error}", sys.stderr)

@@ -17,13 +17,15 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from fp8core.data.tokenizer_build import byte_tokenizer, train_tokenizer
 from fp8core.errors import ModelUnavailable, SpecRefused
-from fp8core.paths import resolve_path
+from fp8core.paths import is_below, resolve_path, resolve_roots
 
 __all__ = ["Encoded", "Tokenizer", "load_tokenizer"]
 
 # These classes take tokenizer.json as it is; for some model types AutoTokenizer would put another
 # class in their place that normalises and splits text in its own way.
 _PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+# What tokenizers are kept in, vocabularies and chat templates included.
+_READ_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
 
 
 @dataclass(frozen=True)
@@ -143,16 +145,19 @@ def load_tokenizer(
         folder = resolve_path(
             wanted.path, roots, base_folder, pointer="/tokenizer/path", missing=ModelUnavailable
         )
+        _check_files(folder, roots, "/tokenizer/path")
         return _load(str(folder), None, "/tokenizer/path")
     if wanted.source == "huggingface":
         return _load_hub(wanted.id, wanted.revision, roots, base_folder, "/tokenizer/id")
     model = spec.model
     if model_folder is not None:
+        _check_files(Path(model_folder), roots if model.source == "path" else (), "/tokenizer")
         return _load(os.fspath(model_folder), None, "/tokenizer")
     if model.source == "path":
         folder = resolve_path(
             model.path, roots, base_folder, pointer="/model/path", missing=ModelUnavailable
         )
+        _check_files(folder, roots, "/tokenizer")
         return _load(str(folder), None, "/tokenizer")
     if model.source == "huggingface":
         return _load_hub(model.id, model.revision, roots, base_folder, "/tokenizer")
@@ -179,7 +184,25 @@ def _load_hub(
                 f"{id!r} names a file or folder outside the roots", pointer=pointer
             ) from None
         return _load(id, revision, pointer)
+    _check_files(folder, roots, pointer)
     return _load(str(folder), None, pointer)
+
+
+def _check_files(folder: Path, roots: Sequence[str | os.PathLike[str]], pointer: str) -> None:
+    """The libraries open by name what they find: it must be files, and below the roots."""
+    if not folder.is_dir():
+        raise ModelUnavailable(f"{folder} is no folder with a tokenizer.json", pointer=pointer)
+    allowed = resolve_roots(roots)
+    for path in folder.iterdir():
+        if path.suffix not in _READ_SUFFIXES or not (path.is_symlink() or path.exists()):
+            continue
+        if not path.is_file():
+            raise ModelUnavailable(f"{path.name} in {folder} is not a file", pointer=pointer)
+        if allowed and not is_below(Path(os.path.realpath(path)), allowed):
+            raise SpecRefused(
+                f"{path.name} in {folder} is a link to a file outside the allowed roots",
+                pointer=pointer,
+            )
 
 
 def _load(place: str, revision: str | None, pointer: str) -> Tokenizer:
@@ -189,7 +212,9 @@ def _load(place: str, revision: str | None, pointer: str) -> Tokenizer:
         loaded = loader.from_pretrained(place, trust_remote_code=False, **options)
     except Exception as error:
         # The library raises many kinds for a missing, damaged or unsupported tokenizer.
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).splitlines() or [""])[0]
+        if not reason or isinstance(error, KeyError | AttributeError | TypeError | RecursionError):
+            reason = f"its files are damaged ({type(error).__name__}: {reason})"
         message = f"no usable tokenizer in {place}: {reason}"
         raise ModelUnavailable(message, pointer=pointer) from error
     if not isinstance(loaded, PreTrainedTokenizerFast):
@@ -204,7 +229,7 @@ def _load(place: str, revision: str | None, pointer: str) -> Tokenizer:
 def _is_plain(folder: Path) -> bool:
     try:
         config = json.loads((folder / "tokenizer_config.json").read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     return (
         isinstance(config, dict)

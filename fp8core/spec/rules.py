@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from fp8core.spec.job import JobSpec
 
 Rule = Callable[["JobSpec"], Iterator[Problem]]
+# Far beyond what a GPU holds: the token ids alone take half a gigabyte.
+_MOST_TOKENS = 2**26
 _RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 
@@ -229,6 +231,17 @@ def _communication_happens(spec: JobSpec) -> Iterator[Problem]:
 def _cpu_has_no_gpus(spec: JobSpec) -> Iterator[Problem]:
     if spec.resources.device == "cpu" and spec.resources.gpus > 1:
         yield _conflict("/resources/gpus", "a job on a CPU has no GPUs; leave it at 1")
+
+
+@_reads("/training/batch_size", "/training/sequence_length")
+def _micro_batch_is_possible(spec: JobSpec) -> Iterator[Problem]:
+    tokens = spec.training.batch_size * spec.training.sequence_length
+    if tokens > _MOST_TOKENS:
+        yield _conflict(
+            "/training/batch_size",
+            f"a micro-batch of {tokens} tokens (batch_size times sequence_length) fits no machine; "
+            f"at most {_MOST_TOKENS}, and gradient_accumulation makes a larger step of small ones",
+        )
 
 
 @_reads("/training/steps", "/training/schedule")

@@ -162,7 +162,9 @@ def test_validate_says_ok_or_every_problem(
     assert main(["validate", str(write())]) == 0
     assert capsys.readouterr().out == "ok\n"
     bad = write(
-        recipe={"engine": "emulated", "amax_hist_len": 4}, training={"steps": 0}, priority=1000
+        recipe={"engine": "emulated", "amax_hist_len": 4},
+        training={"steps": 0, "sequence_length": 32},
+        priority=1000,
     )
     assert main(["validate", str(bad)]) == 2
     lines = capsys.readouterr().out.splitlines()

@@ -19,6 +19,11 @@ PROMPTS = {"source": "jsonl", "path": "a", "format": "prompt_completion"}
 CLASSIFY = "sequence_classification"
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"training": {"batch_size": 65_536, "sequence_length": 1025}},
+        "/training/batch_size",
+        "fits no machine",
+    ),
     ({"model": CONFIG, "tokenizer": "model"}, "/tokenizer", "no tokenizer of its own"),
     ({"data": LABELLED}, "/data/format", "causal_lm needs the format text or prompt_completion"),
     ({"data": LABELLED, "task": "masked_lm"}, "/data/format", "masked_lm needs the format text"),
