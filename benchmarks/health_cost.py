@@ -39,7 +39,7 @@ def spec(every: int) -> dict[str, Any]:
         "recipe": {"engine": "te", "amax_history_len": 16},
         "training": {"steps": STEPS, "batch_size": 4, "sequence_length": 2048},
         "evaluation": {"every_steps": 0, "fraction": 0.0},
-        "checkpoint": {"every_steps": 0},
+        "checkpoint": {"every_steps": 0, "final": False},
         "telemetry": {"fp8_every_steps": every},
         "resources": {"device": "cuda"},
     }
