@@ -68,16 +68,16 @@ def announced(left: Any, right: Any) -> Iterator[None]:
 class GemmWatch(TorchDispatchMode):
     """While entered, notes the operands of every GEMM of ``layers`` (linear layers by name).
 
-    ``rows`` are the tokens of the one micro-batch that is seen, by which wgrad is told from dgrad;
-    no layer may have as many features. ``seen``: by layer and GEMM, how often which formats met,
-    in the order of ``GEMMS``.
+    ``shape`` is that of the one micro-batch, [rows, tokens], by which wgrad is told from dgrad: no
+    layer may have as many features as there are rows or tokens in all. ``seen``: by layer and GEMM,
+    how often which formats met, in the order of ``GEMMS``.
     """
 
-    def __init__(self, layers: dict[str, nn.Module], rows: int) -> None:
+    def __init__(self, layers: dict[str, nn.Module], shape: torch.Size) -> None:
         super().__init__()
         self.seen: dict[str, dict[str, Counter[tuple[str, str]]]] = {}
         self._layers = layers
-        self._rows = rows
+        self._summed_by_wgrad = (shape.numel(), shape[0])
         self._current: str | None = None
         self._backward = False
         self._exits: list[Any] = []
@@ -116,8 +116,8 @@ class GemmWatch(TorchDispatchMode):
     def _gemm(self, summed: int) -> str:
         if not self._backward:
             return "fprop"
-        # wgrad sums over the tokens; a layer of whole sequences has one row here.
-        return "wgrad" if summed in (self._rows, 1) else "dgrad"
+        # wgrad sums over the tokens, or over the rows in a layer of whole sequences.
+        return "wgrad" if summed in self._summed_by_wgrad else "dgrad"
 
     def _entering(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:

@@ -9,6 +9,7 @@ trained, and a digest of the rest, which is loaded again from where it came from
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,7 +72,9 @@ def attach(spec: JobSpec, model: nn.Module, targets: Sequence[Layer]) -> Adapter
     foreign = {type(m) for m in modules if type(m) is not nn.Linear and not is_conv1d(m)}
     wrapping._register_custom_module(dict.fromkeys(foreign, LoraLinear))
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=list(devices)):
+    with torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
+        # peft asks transformers by an older name whether it recomputes activations.
+        warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
         torch.manual_seed(spec.training.seed)
         wrapped = get_peft_model(model, wrapping, autocast_adapter_dtype=False)
     for parameter in model.parameters():
@@ -79,13 +82,17 @@ def attach(spec: JobSpec, model: nn.Module, targets: Sequence[Layer]) -> Adapter
             parameter.data = parameter.data.float()
     saved = _config(spec, targets, heads)
     saved.inference_mode = True
+    if isinstance(spec.model, HuggingFaceModel):
+        saved.base_model_name_or_path, saved.revision = spec.model.id, spec.model.revision
+    elif isinstance(spec.model, PathModel):
+        saved.base_model_name_or_path = spec.model.path
     return Adapter(model, wrapped, saved)
 
 
 def _config(spec: JobSpec, targets: Sequence[Layer], heads: list[str]) -> LoraConfig:
     adapter = spec.adapter
     assert adapter is not None
-    config = LoraConfig(
+    return LoraConfig(
         r=adapter.rank,
         lora_alpha=adapter.alpha,
         lora_dropout=adapter.dropout,
@@ -94,11 +101,6 @@ def _config(spec: JobSpec, targets: Sequence[Layer], heads: list[str]) -> LoraCo
         fan_in_fan_out=all(is_conv1d(layer.module) for layer in targets),
         task_type=_TASKS.get(spec.task),
     )
-    if isinstance(spec.model, HuggingFaceModel):
-        config.base_model_name_or_path, config.revision = spec.model.id, spec.model.revision
-    elif isinstance(spec.model, PathModel):
-        config.base_model_name_or_path = spec.model.path
-    return config
 
 
 def _digest(model: nn.Module) -> str:

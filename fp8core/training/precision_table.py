@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -29,7 +30,6 @@ from fp8core.training.workdir import Workdir
 __all__ = ["PrecisionTable"]
 
 FORMAT = 1
-_MOST_ROWS = 128
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp4_e2m1": 0.5}
 
 
@@ -47,7 +47,7 @@ class PrecisionTable:
         self._due = True
 
     def before_step(self, batches: Sequence[Batch]) -> None:
-        """Sends the beginning of the first row through the model, if this is the first step."""
+        """If this is the first step: sends its first tokens, repeated, through the model."""
         if not self._due or self._gemms is not None:
             return
         try:
@@ -96,13 +96,13 @@ class PrecisionTable:
     def _measure(self, batch: Batch) -> list[dict[str, Any]]:
         learner, engine = self._learner, self._learner.engine
         layers = _linear_layers(learner.model, self._conversion)
-        small = _beginning(batch, _rows(layers, batch.input_ids.shape[1]))
+        small = _beginning(batch, _rows(layers))
         state = dict(engine.state_dict())
         devices = [engine.device] if engine.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=devices),
             torch.compiler.set_stance("force_eager"),
-            GemmWatch(layers, small.input_ids.shape[1]) as watch,
+            GemmWatch(layers, small.input_ids.shape) as watch,
         ):
             there = small.to(engine.device)
             with engine.training_context():
@@ -129,24 +129,27 @@ def _linear_layers(model: nn.Module, conversion: ConversionReport) -> dict[str, 
     }
 
 
-def _rows(layers: dict[str, nn.Module], longest: int) -> int:
-    """So many tokens that no layer has as many features; see ``GemmWatch``."""
+def _rows(layers: dict[str, nn.Module]) -> int:
+    """So many rows of 16 tokens that no layer has as many features as rows, nor as tokens."""
     features = {side for layer in layers.values() for side in layer.weight.shape}  # type: ignore[union-attr]
-    for rows in range(TOKEN_MULTIPLE, min(longest, _MOST_ROWS) + 1, TOKEN_MULTIPLE):
-        if rows not in features:
-            return rows
-    return min(longest, TOKEN_MULTIPLE)
+    return next(n for n in count(1) if not {n, n * TOKEN_MULTIPLE} & features)
 
 
-def _beginning(batch: Batch, tokens: int) -> Batch:
+def _beginning(batch: Batch, rows: int) -> Batch:
+    """The first 16 tokens of the batch, ``rows`` times."""
+
+    def part(values: Tensor) -> Tensor:
+        first = values[:1, :TOKEN_MULTIPLE] if values.dim() == 2 else values[:1]
+        return first.expand(rows, *first.shape[1:]).contiguous()
+
     mask = batch.attention_mask
     return replace(
         batch,
-        input_ids=batch.input_ids[:1, :tokens],
-        labels=batch.labels[:1, :tokens] if batch.labels.dim() == 2 else batch.labels[:1],
-        attention_mask=None if mask is None else mask[:1, :tokens],
-        position_ids=batch.position_ids[:1, :tokens],
-        document_ids=batch.document_ids[:1, :tokens],
+        input_ids=part(batch.input_ids),
+        labels=part(batch.labels),
+        attention_mask=None if mask is None else part(mask),
+        position_ids=part(batch.position_ids),
+        document_ids=part(batch.document_ids),
     )
 
 

@@ -66,7 +66,14 @@ def job(tmp_path: Path) -> Callable[..., Path]:
 
 def merge(target: dict[str, Any], parts: dict[str, Any]) -> None:
     for key, value in parts.items():
-        if isinstance(value, dict) and isinstance(target.get(key), dict) and key != "recipe":
+        present = target.get(key)
+        alike = (
+            isinstance(value, dict)
+            and isinstance(present, dict)
+            and key != "recipe"
+            and value.get("source") in (None, present.get("source"))
+        )
+        if alike:
             target[key] = copy.deepcopy(target[key])
             merge(target[key], value)
         else:
