@@ -93,27 +93,21 @@ def test_what_only_the_node_can_see_fails_the_job(service):
     (service.root / "wrong-label.jsonl").write_text(
         "\n".join(json.dumps({"text": f"line {n}", "label": "abc"[n % 3]}) for n in range(30))
     )
-    jobs = {
-        "data_invalid": [
-            {"data": {"source": "text", "path": "missing.txt"}},
-            {
-                "task": "sequence_classification",
-                "data": {
-                    "source": "jsonl",
-                    "path": "wrong-label.jsonl",
-                    "format": "labelled",
-                    "labels": ["a", "b"],
-                },
-            },
-        ],
+    missing = {"data": {"source": "text", "path": "missing.txt"}}
+    unknown_label = {
+        "task": "sequence_classification",
+        "data": {
+            "source": "jsonl",
+            "path": "wrong-label.jsonl",
+            "format": "labelled",
+            "labels": ["a", "b"],
+        },
     }
-    for reason, specs in jobs.items():
-        for changes in specs:
-            job = service.submit("for-the-node", **changes)
-            service.end(job, "failed")
-            assert job.data.reason == reason
-            assert job.data.attempt == 1
-            assert not [a for a in job.artifacts() if a.kind in ("model", "checkpoint")]
+    for job in [service.submit("for-the-node", **changes) for changes in (missing, unknown_label)]:
+        service.end(job, "failed")
+        assert job.data.reason == "data_invalid"
+        assert job.data.attempt == 1
+        assert not [a for a in job.artifacts() if a.kind in ("model", "checkpoint")]
 
 
 MALFORMED: list[tuple[str, bytes, dict[str, str], set[int]]] = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -44,7 +46,7 @@ def test_redis_hangs(service):
 
 
 def test_redis_forgets_everything(service):
-    running = service.submit("keeps-on", training={"steps": 1000})
+    running = service.submit("keeps-on", training={"steps": 300})
     service.step(running, 20)
     waiting = service.submit("comes-through")
     with redis.Redis.from_url(service.stack.redis_url) as server:
@@ -61,7 +63,7 @@ def test_postgres_restarts_under_load(service):
     service.step(job, 20)
     trainer = service.trainer(job)
     spec = service.spec("under-load", resources={"device": "cuda"})
-    stop = False
+    stop = threading.Event()
 
     def load(number: int) -> list[tuple[int, str]]:
         seen = []
@@ -69,7 +71,7 @@ def test_postgres_restarts_under_load(service):
             base_url=service.stack.url, headers=dict(service.http.headers), trust_env=False
         ) as http:
             turn = 0
-            while not stop:
+            while not stop.wait(0.05):
                 turn += 1
                 key = f"load-{number}-{turn}"
                 try:
@@ -103,7 +105,7 @@ def test_postgres_restarts_under_load(service):
             before = service.local_step(job)
             service.until(lambda: job.refresh().data.progress.step > before, "telemetry goes on")
         finally:
-            stop = True
+            stop.set()
         seen = [item for one in loads for item in one.result(90)]
     assert {status for status, _ in seen} == {201, 503}
     stored = list(service.client.jobs.list(name="under-load"))
@@ -136,3 +138,42 @@ def test_a_network_that_swallows_the_first_bytes(service):
     finally:
         for connection in idle:
             connection.close()
+
+
+def test_the_disk_of_a_node_is_full(start_service, tmp_path):
+    """The job says so; what it had written goes, and the node takes the next job."""
+    folder = tmp_path / "small-disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode()}")
+    try:
+        made = start_service(
+            "full-disk",
+            {
+                "OCTRAIN_WORKER_SPARE_DELAY_SECONDS": "0.5",
+                "OCTRAIN_CONTROLLER_HEARTBEAT_INTERVAL": "1",
+                "OMP_NUM_THREADS": "1",
+            },
+            workers=[],
+        )
+        place = made.stack.worker_data_dir("small")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(folder)
+        made.stack.worker_names = ["small"]
+        made.stack.start_worker("small")
+        assert made.stack.wait_for_nodes()
+        greedy = made.submit(
+            "greedy",
+            training={"steps": 100_000},
+            checkpoint={"every_steps": 5, "keep_last": 1000, "keep_best": 0},
+        )
+        made.end(greedy, "failed", 240)
+        assert greedy.data.reason == "storage_full", greedy.data.detail
+        assert "full" in (greedy.data.detail or "").lower() or "space" in greedy.data.detail
+        made.end(made.submit("modest"), "succeeded", 240)
+        made.stack.stop()
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)

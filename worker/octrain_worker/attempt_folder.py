@@ -8,6 +8,7 @@ and a successor closes an attempt whose supervisor is gone.
 ``supervisor.json`` who supervises: process id, start time, boot, nonce; the job and attempt
 ``supervisor.lock`` held by the supervisor as long as it lives: never two of them
 ``claim.json``      the API's answer to the claim, fencing token included (0600)
+``reserve``         room for what must still be written when the trainer has filled the disk
 ``started.json``    the trainer was told to begin; from here on the attempt is never begun again
 ``lease.json``      until when, on the boot clock, the trainer may run
 ``spool/``          records on their way to the API
@@ -36,6 +37,8 @@ from octrain_worker.clock import boot_id
 from octrain_worker.supervisor.process_tree import is_alive, read_process
 
 __all__ = ["AttemptFolder", "SupervisorRecord", "read_json", "write_private"]
+
+_RESERVE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,7 @@ class AttemptFolder:
         self.stdout = path / "stdout.log"
         self.stderr = path / "stderr.log"
         self.uploads = path / "uploads"
+        self.reserve = path / "reserve"
         self.model = path / "model"
         self.work = path / "work"
         self._record = path / "supervisor.json"
@@ -105,6 +109,18 @@ class AttemptFolder:
     def create(self) -> None:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.work.mkdir(exist_ok=True)
+
+    def hold_reserve(self) -> None:
+        """Takes room on the disk before the trainer does. Without room for it there is none."""
+        try:
+            with self.reserve.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+        except OSError:
+            self.release_reserve()
+
+    def release_reserve(self) -> None:
+        """The trainer is gone: outcome and spool may use the room."""
+        self.reserve.unlink(missing_ok=True)
 
     def lock(self) -> int | None:
         """Becomes the one supervisor of this folder; None when another lives. The descriptor must
@@ -124,12 +140,20 @@ class AttemptFolder:
         value = read_json(self._record)
         return SupervisorRecord(**value) if value is not None else None
 
-    def write_finished(self, how: str) -> None:
-        """``how``: reported, disowned or refused. The work is no longer needed."""
-        write_private(self.finished, {"how": how, "time": time.time()})
+    def finish(self, how: str) -> None:
+        """Nothing is left to do. ``how``: reported, disowned or refused. Gives the disk space back;
+        the small files stay to be looked at until pruned."""
+        value = {"how": how, "time": time.time()}
+        try:
+            write_private(self.finished, value)
+        except OSError:  # the disk is full of what goes now
+            self.remove_bulk()
+            write_private(self.finished, value)
+        self.remove_bulk()
 
     def remove_bulk(self) -> None:
-        """Gives the disk space back; the small files stay to be looked at until pruned."""
+        """Removes what is large."""
+        self.release_reserve()
         for folder in (self.work, self.model, self.uploads, self.spool):
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -141,11 +165,15 @@ def write_private(target: Path, value: Any) -> None:
     """Writes JSON that only this user may read, as a whole or not at all."""
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        json.dump(value, file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(target)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: Path) -> Any:

@@ -43,8 +43,7 @@ class ExitStatus(IntEnum):
 
 def disowned(folder: AttemptFolder) -> ExitStatus:
     """The attempt is somebody else's, or over: nothing of it is needed here."""
-    folder.write_finished("disowned")
-    folder.remove_bulk()
+    folder.finish("disowned")
     return ExitStatus.NOT_OURS
 
 
@@ -71,7 +70,7 @@ class Closing:
 
     def close(self, verdict: Verdict) -> ExitStatus:
         self._link.end_of_training()
-        write_private(self._folder.outcome, verdict.as_json())
+        self._remember(verdict)
         if not self._store_all():
             return self._left()
         problem = self._uploads.problem
@@ -83,10 +82,17 @@ class Closing:
                 detail=f"the run succeeded, but its results could not be stored: {problem}",
                 resumable=False,
             )
-            write_private(self._folder.outcome, verdict.as_json())
+            self._remember(verdict)
         if not self._ship_all():
             return self._left()
         return self._report(verdict)
+
+    def _remember(self, verdict: Verdict) -> None:
+        """For a successor. A disk that is full must not keep the outcome from being reported."""
+        try:
+            write_private(self._folder.outcome, verdict.as_json())
+        except OSError as error:
+            logger.error("the outcome cannot be written down: %s", error)
 
     def _store_all(self) -> bool:
         """Waits for the uploads, the logs' too, as long as their patience lasts."""
@@ -127,8 +133,7 @@ class Closing:
                 continue
             if status is not None:
                 logger.info("attempt %s: %s (%s)", link.attempt_id, verdict.outcome, verdict.reason)
-                self._folder.write_finished("reported")
-                self._folder.remove_bulk()
+                self._folder.finish("reported")
                 return ExitStatus.DONE
         return self._left()
 

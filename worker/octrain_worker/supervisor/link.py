@@ -140,5 +140,7 @@ class Link:
         try:
             write_private(self._folder.lease, {"ends_at": self.lease.ends_at, "boot": boot_id()})
         except OSError as error:
-            # Only the agent's second look at a frozen supervisor needs it.
+            # Only the agent's second look at a frozen supervisor needs it, and that must not take
+            # the last one for the present one.
             logger.warning("the lease could not be written down: %s", error)
+            self._folder.lease.unlink(missing_ok=True)

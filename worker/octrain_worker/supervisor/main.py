@@ -88,6 +88,10 @@ def _run(
             _end_everything(trainer)
             shutil.rmtree(_spare_folder(settings, marker), ignore_errors=True)
         return ExitStatus.NOT_OURS
+    if trainer is not None:
+        folder.hold_reserve()
+    else:
+        folder.release_reserve()
     predecessor = folder.read_record()
     record = SupervisorRecord.of_this_process(
         assignment.attempt_id,

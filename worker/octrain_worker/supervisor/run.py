@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _LOG_TAIL_LINES = 50
+_DRAIN_SECONDS = 30.0
 
 
 class Supervisor:
@@ -214,6 +215,7 @@ class Supervisor:
                 self._begin(trainer, claim)
         self._end_all(grace=self._settings.supervisor.leftover_grace_seconds)
         self._link.end_of_training()
+        self._folder.release_reserve()
         self._drain()
         if self._link.stale is not None:
             return None
@@ -336,6 +338,9 @@ class Supervisor:
         self._spool_notes()
 
     def _drain(self) -> None:
+        """Takes up the rest. What is shipped meanwhile makes room for it on a full disk; when that
+        does not help the rest is given up, for the end of the attempt matters more."""
+        give_up_at = boot_time() + _DRAIN_SECONDS
         while True:
             try:
                 self._take(self._collector.drain())
@@ -343,9 +348,9 @@ class Supervisor:
                 return
             except OSError as error:
                 logger.error("the spool cannot be written: %s", error)
-                self._wakeup.wait(2.0)
-                if self._wakeup.terminations > 1:
+                if self._wakeup.terminations > 1 or boot_time() > give_up_at:
                     return
+                self._wakeup.wait(1.0)
 
     def _take(self, records: list[dict[str, Any]]) -> None:
         for record in records:
