@@ -256,6 +256,14 @@ class Job:
         answer = self._transport.request("GET", self._path("/conversion"))
         return [dict(row) for row in _items(answer, "rows")]
 
+    def precision(self) -> dict[str, Any]:
+        """The method's precision table, measured on the job: ``rows`` by what they are about.
+
+        Errors: OctrainError, until the first step is done.
+        """
+        answer = self._transport.request("GET", self._path("/precision"))
+        return dict(answer)
+
     def cancel(self) -> Job:
         """Ask for the end; self. ``wait`` afterwards to see it."""
         answer = self._transport.request("POST", self._path("/cancel"))

@@ -23,6 +23,7 @@ SCOPES = {
     ("GET", "/v1/jobs/{job_id}/artifacts"): "jobs:read",
     ("GET", "/v1/jobs/{job_id}/artifacts/{artifact_id}/files/{path}"): "jobs:read",
     ("GET", "/v1/jobs/{job_id}/conversion"): "jobs:read",
+    ("GET", "/v1/jobs/{job_id}/precision"): "jobs:read",
     ("GET", "/v1/nodes"): "jobs:read",
     ("POST", "/v1/nodes/register"): "node",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "node",

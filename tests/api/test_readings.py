@@ -252,6 +252,38 @@ async def test_the_conversion_report(
     assert report == {"attempt": 1, "rows": rows}
 
 
+async def test_the_precision_table(
+    worker: Any, user: Any, running_job: str, lone_service: Any
+) -> None:
+    missing = await user.get(f"/jobs/{running_job}/precision")
+    assert missing.status_code == 404
+    assert "first step" in missing.json()["detail"]
+    prefix = worker.attempt["artifact_prefix"]
+    place = lone_service.folder / "artifacts" / prefix
+    place.mkdir(parents=True)
+    rows = {"weights": {"formats": {"fp32": {"bytes": 8, "elements": 2}}, "bytes": 8}}
+    table = {"format": 1, "step": 1, "engine": "emulated", "rows": rows, "engine_state": {}}
+    url = f"{lone_service.settings.storage.artifact_url}/{prefix}"
+    # The report of the run is another artifact of the same kind, and newer.
+    for name, value in (("precision.json", table), ("report.json", {"format": 1})):
+        content = json.dumps(value).encode()
+        (place / name).write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        file = {"path": name, "size": len(content), "sha256": digest}
+        answer = await worker.post("artifacts", kind="report", name=name, url=url, files=[file])
+        assert answer.status_code == 200, answer.text
+    found = (await user.get(f"/jobs/{running_job}/precision")).json()
+    assert found == {
+        "attempt": 1,
+        "step": 1,
+        "engine": "emulated",
+        "rows": rows,
+        "engine_state": {},
+    }
+    job = (await user.get(f"/jobs/{running_job}")).json()
+    assert job["links"]["precision"] == f"/v1/jobs/{running_job}/precision"
+
+
 async def test_a_live_stream_follows_and_keeps_alive(
     worker: Any, user: Any, running_job: str, lone_service: Any
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
-from octrain_api.artifacts.schemas import ArtifactList, ConversionReport
+from octrain_api.artifacts.schemas import ArtifactList, ConversionReport, PrecisionTable
 from octrain_api.artifacts.service import ArtifactService
 from octrain_api.dependencies import ContextDep, SessionDep
 from octrain_api.jobs.access import VisibleJob
@@ -54,3 +54,11 @@ async def get_conversion(
 ) -> ConversionReport:
     """What the newest attempt converted, what it kept, and why."""
     return await ArtifactService(session, context.settings).conversion(job.id)
+
+
+@router.get("/{job_id}/precision")
+async def get_precision(
+    job: VisibleJob, session: SessionDep, context: ContextDep
+) -> PrecisionTable:
+    """Formats and bytes of GEMM compute, communication, weights, gradients and states, measured."""
+    return await ArtifactService(session, context.settings).precision(job.id)

@@ -27,14 +27,12 @@ class ArtifactRepository:
         statement = select(Artifact).where(Artifact.id == artifact_id, Artifact.job_id == job_id)
         return (await self._session.scalars(statement)).one_or_none()
 
-    async def newest(self, job_id: str, kind: str) -> Artifact | None:
-        """The newest artifact of a kind."""
-        statement = (
-            select(Artifact)
-            .where(Artifact.job_id == job_id, Artifact.kind == kind)
-            .order_by(Artifact.attempt.desc(), Artifact.created_at.desc())
-            .limit(1)
-        )
+    async def newest(self, job_id: str, kind: str, name: str | None = None) -> Artifact | None:
+        """The newest artifact of a kind, and of a name where one is given."""
+        statement = select(Artifact).where(Artifact.job_id == job_id, Artifact.kind == kind)
+        if name is not None:
+            statement = statement.where(Artifact.name == name)
+        statement = statement.order_by(Artifact.attempt.desc(), Artifact.created_at.desc()).limit(1)
         return (await self._session.scalars(statement)).one_or_none()
 
     async def model_of(self, job_id: str, checkpoint: str | int) -> Artifact | None:

@@ -42,3 +42,18 @@ class ConversionReport(BaseModel):
 
     attempt: int
     rows: list[dict[str, Any]]
+
+
+class PrecisionTable(BaseModel):
+    """The precision table of the method, as the newest attempt measured it on its first step.
+
+    `rows` has `gemm_compute` (per kind of layer the formats of both operands of fprop, dgrad and
+    wgrad), `communication`, `weights`, `master_weights`, `weight_gradients` and `optimizer_states`:
+    bytes and elements by format.
+    """
+
+    attempt: int
+    step: int
+    engine: str
+    rows: dict[str, Any]
+    engine_state: dict[str, Any] = Field(description="FP8 histories and scales, by format")

@@ -1,4 +1,4 @@
-"""Artifacts for readers: the list, the files, the conversion report."""
+"""Artifacts for readers: the list, the files, conversion report and precision table."""
 
 import asyncio
 import json
@@ -10,7 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.artifacts import store
 from octrain_api.artifacts.repository import ArtifactRepository
-from octrain_api.artifacts.schemas import ArtifactObject, ConversionReport, FileObject
+from octrain_api.artifacts.schemas import (
+    ArtifactObject,
+    ConversionReport,
+    FileObject,
+    PrecisionTable,
+)
 from octrain_api.models import Artifact
 from octrain_api.problems import Problem, not_found
 from octrain_api.settings import Settings
@@ -43,6 +48,31 @@ class ArtifactService:
         artifact = await self._artifacts.newest(job_id, "conversion")
         if artifact is None:
             raise Problem(404, "not-found", "Not found", "This job has no conversion report (yet).")
+        parsed = await self._parsed(artifact)
+        rows = parsed["rows"] if isinstance(parsed, dict) else parsed
+        return ConversionReport(attempt=artifact.attempt, rows=rows)
+
+    async def precision(self, job_id: str) -> PrecisionTable:
+        """The newest precision table of a job."""
+        artifact = await self._artifacts.newest(job_id, "report", "precision.json")
+        if artifact is None:
+            raise Problem(
+                404,
+                "not-found",
+                "Not found",
+                "This job has no precision table (yet): it is measured on the first step.",
+            )
+        parsed = await self._parsed(artifact)
+        return PrecisionTable(
+            attempt=artifact.attempt,
+            step=parsed["step"],
+            engine=parsed["engine"],
+            rows=parsed["rows"],
+            engine_state=parsed["engine_state"],
+        )
+
+    async def _parsed(self, artifact: Artifact) -> Any:
+        """The JSON value in the first file of a report."""
         row, content = await self._open(artifact, artifact.files[0]["path"])
         if row["size"] > _REPORT_LIMIT:
             raise Problem(
@@ -55,9 +85,7 @@ class ArtifactService:
             data = await asyncio.to_thread(content.read_bytes)
         else:
             data = await asyncio.to_thread(b"".join, content)
-        parsed = json.loads(data)
-        rows = parsed["rows"] if isinstance(parsed, dict) else parsed
-        return ConversionReport(attempt=artifact.attempt, rows=rows)
+        return json.loads(data)
 
     async def _open(
         self, artifact: Artifact, path: str

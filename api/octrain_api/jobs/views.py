@@ -41,7 +41,7 @@ async def job_objects(repository: JobRepository, jobs: Sequence[Job]) -> list[Jo
 
 def _job(job: Job, attempts: list[AttemptSummary], position: int | None) -> JobObject:
     base = f"/v1/jobs/{job.id}"
-    parts = ("events", "metrics", "logs", "stream", "artifacts", "conversion")
+    parts = ("events", "metrics", "logs", "stream", "artifacts", "conversion", "precision")
     return JobObject(
         id=job.id,
         name=job.name,
