@@ -109,7 +109,8 @@ class _Place:
 
 def _parse(line: bytes, place: _Place) -> Any:
     try:
-        return json.loads(line.decode())
+        # Without its end: behind a line feed, columns would be counted anew.
+        return json.loads(line.rstrip(b"\r\n").decode())
     except UnicodeDecodeError as error:
         raise invalid(place(), f"not UTF-8 (byte {error.start + 1} of the line)") from None
     except json.JSONDecodeError as error:

@@ -223,6 +223,9 @@ def _load(place: str, revision: str | None, pointer: str) -> Tokenizer:
             "only tokenizers of the tokenizers library are supported",
             pointer=pointer,
         )
+    for how_it_was_loaded in ("is_local", "local_files_only"):
+        # The library would save these with the tokenizer.
+        loaded.init_kwargs.pop(how_it_was_loaded, None)
     return Tokenizer(loaded)
 
 

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -80,6 +81,8 @@ class Workdir:
         self.path.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._lock = os.open(self.path / ".lock", flags, 0o644)
+        if not stat.S_ISREG(os.fstat(self._lock).st_mode):
+            raise ValueError("its .lock is not a regular file")
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from fp8core.training.checkpoint import verify
+
 STEPS = 24
 RUN: dict[str, Any] = {
     "training": {
@@ -190,3 +192,51 @@ def test_another_spec_in_the_same_workdir_is_refused_with_its_pointer(
     assert digest(workdir / "model/model.safetensors") == model
     train(job(training={"steps": 2}, name="renamed", priority=3), workdir)
     assert result(workdir)["outcome"] == "succeeded"
+
+
+def test_killed_while_folders_change_places_nothing_is_half_or_lost(
+    job: Callable[..., Path],
+    train: Callable[..., Path],
+    start: Callable[..., Any],
+    result: Callable[[Path], dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    """Saving, pruning and exporting all go through folders of a temporary name: kill there."""
+    spec = job(
+        tokenizer={"source": "train", "vocab_size": 272},
+        training={"steps": 8},
+        checkpoint={"every_steps": 1, "keep_last": 1},
+        evaluation={"every_steps": 2, "max_batches": 1},
+    )
+    whole, killed = train(spec), tmp_path / "killed"
+    for place in ("checkpoints", "checkpoints", "checkpoints", "."):
+        process = start(spec, killed)
+        while process.is_alive() and not list((killed / place).glob(".partial-*")):
+            pass  # the folder is there for a millisecond
+        process.kill()
+        process.join()
+        for checkpoint in (killed / "checkpoints").glob("step-*"):
+            verify(checkpoint)
+        if (killed / "model").exists():
+            assert (killed / "model/model.safetensors").is_file()
+    train(spec, killed)
+    assert result(killed) == result(whole)
+    assert not list(killed.rglob(".partial-*"))
+    kept = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert sorted(path.name for path in (killed / "checkpoints").iterdir()) == kept
+    for file in (whole / "model").iterdir():
+        assert digest(killed / "model" / file.name) == digest(file), file.name
+
+
+def test_what_a_run_without_checkpoint_left_is_not_taken_for_this_runs_own(
+    job: Callable[..., Path], train: Callable[..., Path], result: Callable[[Path], dict[str, Any]]
+) -> None:
+    workdir = train(job(conversion={"skip": ["no.such.layer"]}))
+    assert result(workdir)["reason"] == "spec_invalid"
+    config = json.loads((workdir / "tokenizer/config.json").read_bytes())
+    assert config["hidden_size"] == 32
+    larger = {"source": "config", "config": {**config, "hidden_size": 64, "head_dim": 32}}
+    train(job(model=larger, training={"steps": 1}), workdir)
+    assert result(workdir)["outcome"] == "succeeded"
+    saved = json.loads((workdir / "checkpoints/step-00000001/config.json").read_bytes())
+    assert saved["hidden_size"] == 64

@@ -1,0 +1,666 @@
+"""Bad input of every kind, as ``validate`` and ``train`` answer it.
+
+Each is refused with the field and the reason in one line, the right exit code, no traceback, and
+nothing half-written.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fp8core.commands.cli import main
+from fp8core.data.tokenizer_build import byte_tokenizer
+from fp8core.spec import ExitCode
+from fp8core.training.checkpoint import verify
+from fp8core.training.workdir import Workdir
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+SPEC: dict[str, Any] = {
+    "model": {"source": "config", "config": CONFIG},
+    "tokenizer": "bytes",
+    "data": {"source": "builtin"},
+    "recipe": {"engine": "emulated", "amax_history_len": 4},
+    "training": {"steps": 2, "batch_size": 2, "sequence_length": 32},
+    "evaluation": {"max_batches": 1},
+    "resources": {"device": "cpu"},
+}
+JSONL = {"source": "jsonl", "path": "data.jsonl"}
+LABELLED = {**JSONL, "format": "labelled"}
+PARQUET = {"source": "parquet", "path": "data.parquet"}
+FOLDER = {"model": {"source": "path", "path": "model"}}
+CLASSIFY = {"task": "sequence_classification"}
+LINES = "".join(f'{{"text": "some words {n}", "label": "{"ab"[n % 2]}"}}\n' for n in range(20))
+
+Change = Callable[[Path], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Parts that replace those of ``SPEC`` (merged two levels deep) and what must come of it.
+
+    ``by_validate``: whether the spec and its paths alone already tell. ``prepare`` makes the files.
+    """
+
+    parts: dict[str, Any]
+    code: ExitCode
+    pointer: str
+    words: str
+    by_validate: bool = False
+    prepare: tuple[Change, ...] = field(default=())
+    rooted: bool = False
+
+
+def lines(text: str) -> Change:
+    return lambda folder: (folder / "data.jsonl").write_text(text)
+
+
+def table(**columns: list[Any]) -> Change:
+    return lambda folder: pq.write_table(pa.table(columns), folder / "data.parquet")
+
+
+def model(**changes: Any) -> Change:
+    def save(folder: Path) -> None:
+        config = LlamaConfig(**{**CONFIG, "vocab_size": 272, **changes})
+        LlamaForCausalLM(config).save_pretrained(folder / "model")
+
+    return save
+
+
+def lie(change: Callable[[dict[str, Any]], None]) -> Change:
+    """Rewrites the header of the model's safetensors file, whose data stays as it is."""
+
+    def rewrite(folder: Path) -> None:
+        path = folder / "model/model.safetensors"
+        content = path.read_bytes()
+        size = struct.unpack("<Q", content[:8])[0]
+        header = json.loads(content[8 : 8 + size])
+        change(header)
+        text = json.dumps(header).encode()
+        path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+
+    return rewrite
+
+
+def _larger_shape(header: dict[str, Any]) -> None:
+    header["lm_head.weight"]["shape"] = [272, 64]
+
+
+def _other_shape(header: dict[str, Any]) -> None:
+    header["lm_head.weight"]["shape"] = [32, 272]
+
+
+def _beyond_the_end(header: dict[str, Any]) -> None:
+    begin, end = header["lm_head.weight"]["data_offsets"]
+    header["lm_head.weight"]["data_offsets"] = [begin + 2**40, end + 2**40]
+
+
+def length_of_header(length: int) -> Change:
+    def rewrite(folder: Path) -> None:
+        path = folder / "model/model.safetensors"
+        path.write_bytes(struct.pack("<Q", length) + path.read_bytes()[8:])
+
+    return rewrite
+
+
+def pipe(name: str) -> Change:
+    return lambda folder: os.mkfifo(folder / name)
+
+
+def link(name: str, target: str) -> Change:
+    return lambda folder: (folder / name).symlink_to(target)
+
+
+def tokenizer(change: Change) -> Change:
+    def save(folder: Path) -> None:
+        byte_tokenizer().save_pretrained(folder / "words")
+        change(folder / "words")
+
+    return save
+
+
+def replaced(name: str, by: Change) -> Change:
+    def exchange(folder: Path) -> None:
+        (folder / name).unlink()
+        by(folder)
+
+    return exchange
+
+
+WORDS = {"tokenizer": {"source": "path", "path": "words"}}
+SPEC_INVALID, DATA, MODEL = (
+    ExitCode.SPEC_INVALID,
+    ExitCode.DATA_INVALID,
+    ExitCode.MODEL_UNAVAILABLE,
+)
+
+CASES: dict[str, Case] = {
+    # The recipe
+    "unknown key": Case(
+        {"recipe": {"amax_hist_len": 4}},
+        SPEC_INVALID,
+        "/recipe/amax_hist_len",
+        'did you mean "amax_history_len"',
+        by_validate=True,
+    ),
+    "fp8_format E5M2": Case(
+        {"recipe": {"fp8_format": "E5M2"}},
+        SPEC_INVALID,
+        "/recipe/fp8_format",
+        'must be "HYBRID" or "E4M3"',
+        by_validate=True,
+    ),
+    "amax_history_len 0": Case(
+        {"recipe": {"amax_history_len": 0}},
+        SPEC_INVALID,
+        "/recipe/amax_history_len",
+        "must be at least 1, not 0",
+        by_validate=True,
+    ),
+    "negative margin": Case(
+        {"recipe": {"margin": -1}},
+        SPEC_INVALID,
+        "/recipe/margin",
+        "must be at least 0, not -1",
+        by_validate=True,
+    ),
+    "two overrides": Case(
+        {"recipe": {"override_linear_precision": [False, True]}},
+        SPEC_INVALID,
+        "/recipe/override_linear_precision",
+        "three",
+        by_validate=True,
+    ),
+    "delayed scaling on torchao": Case(
+        {"recipe": {"engine": "torchao", "amax_history_len": 16}},
+        SPEC_INVALID,
+        "/recipe/amax_history_len",
+        "torchao has no delayed scaling",
+        by_validate=True,
+    ),
+    # Training
+    "zero steps": Case(
+        {"training": {"steps": 0}},
+        SPEC_INVALID,
+        "/training/steps",
+        "must be at least 1, not 0",
+        by_validate=True,
+    ),
+    "learning rate NaN": Case(
+        {"training": {"optimizer": {"lr": float("nan")}}},
+        SPEC_INVALID,
+        "/training/optimizer/lr",
+        "must be a finite number",
+        by_validate=True,
+    ),
+    "sequence longer than a configuration allows": Case(
+        {"training": {"sequence_length": 65}},
+        SPEC_INVALID,
+        "/training/sequence_length",
+        "65 tokens are more than",
+        by_validate=True,
+    ),
+    "sequence longer than a checkpoint allows": Case(
+        {**FOLDER, "training": {"sequence_length": 65}},
+        SPEC_INVALID,
+        "/training/sequence_length",
+        "more than the 64 positions",
+        prepare=(model(),),
+    ),
+    "micro-batch of no machine": Case(
+        {"training": {"batch_size": 65536, "sequence_length": 4_194_304}},
+        SPEC_INVALID,
+        "/training/batch_size",
+        "fits no machine",
+        by_validate=True,
+    ),
+    # Vocabularies
+    "vocabulary larger than a configuration's embedding": Case(
+        {"model": {"config": {**CONFIG, "vocab_size": 256}}},
+        SPEC_INVALID,
+        "/model/config/vocab_size",
+        "has 256 tokens, the tokenizer's has 272",
+    ),
+    "trained vocabulary larger than the embedding": Case(
+        {
+            "model": {"config": {**CONFIG, "vocab_size": 256}},
+            "tokenizer": {"source": "train", "vocab_size": 512},
+        },
+        SPEC_INVALID,
+        "/model/config/vocab_size",
+        "has 256 tokens, the tokenizer's has 512",
+        by_validate=True,
+    ),
+    "vocabulary larger than a checkpoint's embedding": Case(
+        FOLDER,
+        SPEC_INVALID,
+        "/tokenizer",
+        "has 96 tokens, the tokenizer's has 272",
+        prepare=(model(vocab_size=96),),
+    ),
+    # Paths
+    "data outside its root": Case(
+        {"data": {**JSONL, "path": "../data.jsonl"}},
+        SPEC_INVALID,
+        "/data/path",
+        "outside the allowed roots",
+        by_validate=True,
+        rooted=True,
+    ),
+    "absolute path outside its root": Case(
+        {"data": {"source": "text", "path": "/etc/passwd"}},
+        SPEC_INVALID,
+        "/data/path",
+        "outside the allowed roots",
+        by_validate=True,
+        rooted=True,
+    ),
+    "link out of its root": Case(
+        {"data": {"source": "text", "path": "words.txt"}},
+        SPEC_INVALID,
+        "/data/path",
+        "outside the allowed roots",
+        by_validate=True,
+        prepare=(link("words.txt", "/etc/passwd"),),
+        rooted=True,
+    ),
+    "model outside its root": Case(
+        {"model": {"source": "path", "path": "../model"}},
+        SPEC_INVALID,
+        "/model/path",
+        "outside the allowed roots",
+        by_validate=True,
+        rooted=True,
+    ),
+    "tokenizer file that is a link out of the root": Case(
+        WORDS,
+        SPEC_INVALID,
+        "/tokenizer/path",
+        "outside the allowed roots",
+        prepare=(tokenizer(replaced("tokenizer.json", link("tokenizer.json", "/etc/passwd"))),),
+        rooted=True,
+    ),
+    "missing data": Case({"data": JSONL}, DATA, "/data/path", "no such file", by_validate=True),
+    "missing model": Case(FOLDER, MODEL, "/model/path", "no such file", by_validate=True),
+    "missing tokenizer": Case(WORDS, MODEL, "/tokenizer/path", "no such file", by_validate=True),
+    "loop of links": Case(
+        {"data": JSONL},
+        DATA,
+        "/data/path",
+        "no such file",
+        by_validate=True,
+        prepare=(link("data.jsonl", "data.jsonl"),),
+    ),
+    "pipe for data": Case(
+        {"data": JSONL}, DATA, "/data/path", "neither a file", prepare=(pipe("data.jsonl"),)
+    ),
+    "endless device for data": Case(
+        {"data": {**JSONL, "path": "/dev/zero"}}, DATA, "/data/path", "neither a file"
+    ),
+    "pipe within a tokenizer": Case(
+        WORDS,
+        MODEL,
+        "/tokenizer/path",
+        "tokenizer_config.json",
+        prepare=(tokenizer(replaced("tokenizer_config.json", pipe("tokenizer_config.json"))),),
+    ),
+    # Data
+    "broken JSON line": Case(
+        {"data": JSONL},
+        DATA,
+        "/data",
+        "data.jsonl, line 3: not valid JSON",
+        prepare=(lines('{"text": "a"}\n{"text": "b"}\n{"text": \n'),),
+    ),
+    "record without the text": Case(
+        {"data": JSONL},
+        DATA,
+        "/data/columns/text",
+        "data.jsonl, line 2: no field 'text'",
+        prepare=(lines('{"text": "a"}\n{"body": "b"}\n'),),
+    ),
+    "wrong type in JSON": Case(
+        {"data": JSONL},
+        DATA,
+        "/data",
+        "data.jsonl, line 2: 'text' must be a string, found a number",
+        prepare=(lines('{"text": "a"}\n{"text": 2}\n'),),
+    ),
+    "empty file": Case({"data": JSONL}, DATA, "/data", "is empty", prepare=(lines(""),)),
+    "nothing to learn": Case(
+        {"data": JSONL},
+        DATA,
+        "/training/sequence_length",
+        "anything to learn",
+        prepare=(lines('{"text": ""}\n' * 20),),
+    ),
+    "wrong dtype in Parquet": Case(
+        {"data": PARQUET},
+        DATA,
+        "/data/columns/text",
+        "column 'text' has the type int64, but this field is a string",
+        prepare=(table(text=[1, 2, 3]),),
+    ),
+    "null in Parquet": Case(
+        {"data": PARQUET},
+        DATA,
+        "/data",
+        "data.parquet, row 2: 'text' is null",
+        prepare=(table(text=["a", None, "c"]),),
+    ),
+    "no Parquet": Case(
+        {"data": PARQUET},
+        DATA,
+        "/data",
+        "not a readable Parquet file",
+        prepare=(lambda folder: (folder / "data.parquet").write_text(LINES),),
+    ),
+    "label unknown": Case(
+        {"data": {**LABELLED, "labels": ["a", "c"]}, **CLASSIFY},
+        DATA,
+        "/data/labels",
+        "line 2: the label 'b' is not one of data.labels",
+        prepare=(lines(LINES),),
+    ),
+    "label of another type": Case(
+        {"data": LABELLED, **CLASSIFY},
+        DATA,
+        "/data",
+        "line 1: 'label' must be a string or a whole number",
+        prepare=(lines('{"text": "a", "label": [1]}\n' * 9),),
+    ),
+    # Models
+    "safetensors header longer than the file": Case(
+        FOLDER,
+        MODEL,
+        "/model",
+        "model.safetensors",
+        prepare=(model(), length_of_header(2**62)),
+    ),
+    "safetensors shape larger than its bytes": Case(
+        FOLDER, MODEL, "/model", "model.safetensors", prepare=(model(), lie(_larger_shape))
+    ),
+    "safetensors shape of another model": Case(
+        FOLDER, MODEL, "/model", "lm_head.weight has shape", prepare=(model(), lie(_other_shape))
+    ),
+    "safetensors offsets beyond the end": Case(
+        FOLDER, MODEL, "/model", "model.safetensors", prepare=(model(), lie(_beyond_the_end))
+    ),
+    "truncated safetensors": Case(
+        FOLDER,
+        MODEL,
+        "/model",
+        "truncated or damaged",
+        prepare=(
+            model(),
+            lambda folder: os.truncate(folder / "model/model.safetensors", 2000),
+        ),
+    ),
+    "endless layers": Case(
+        {"model": {"config": {**CONFIG, "num_hidden_layers": 10**9}}},
+        SPEC_INVALID,
+        "/model/config",
+        "num_hidden_layers",
+    ),
+    "model that mixes packed documents": Case(
+        {"model": {"config": {**CONFIG, "model_type": "jamba"}}},
+        SPEC_INVALID,
+        "/data/packing",
+        "does not keep packed documents apart",
+    ),
+}
+
+
+def merged(parts: dict[str, Any]) -> dict[str, Any]:
+    spec = copy.deepcopy(SPEC)
+    for key, value in parts.items():
+        if isinstance(value, dict) and "source" not in value and isinstance(spec.get(key), dict):
+            engine = value.get("engine")
+            spec[key] = {**({} if engine else spec[key]), **value}
+        else:
+            spec[key] = value
+    return spec
+
+
+@pytest.fixture
+def restored_process() -> Iterator[None]:
+    """``train`` takes over signals and asks torch for determinism, for its whole process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    random = torch.get_rng_state()
+    yield
+    torch.set_rng_state(random)
+    torch.use_deterministic_algorithms(deterministic)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def told(case: Case, output: str) -> None:
+    """One line has field and reason; none is more than a line about this."""
+    assert "Traceback" not in output
+    assert "internal error" not in output
+    errors = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert any(
+        line.startswith(f"error: {case.pointer}: ") and case.words in line for line in errors
+    ), output
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_refused_with_field_and_reason(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], restored_process: None
+) -> None:
+    case = CASES[name]
+    folder = tmp_path / "root"
+    folder.mkdir()
+    for change in case.prepare:
+        change(folder)
+    spec, workdir = folder / "spec.json", tmp_path / "work"
+    spec.write_text(json.dumps(merged(case.parts)))
+    roots = ["--root", str(folder)] if case.rooted else []
+    before = {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
+
+    code = main(["validate", str(spec), *roots])
+    output = capsys.readouterr()
+    assert code == (case.code if case.by_validate else ExitCode.OK)
+    if case.by_validate:
+        told(case, output.out)
+
+    assert main(["train", str(spec), "--workdir", str(workdir), *roots]) == case.code
+    output = capsys.readouterr()
+    told(case, output.err)
+    result = json.loads((workdir / "result.json").read_bytes())
+    assert (result["outcome"], result["exit_code"], result["step"]) == ("failed", case.code, 0)
+    assert case.words in result["detail"]
+    assert not (workdir / "model").exists()
+    assert not list(workdir.glob("checkpoints/*"))
+    assert not list(workdir.rglob(".partial*"))
+    assert not (workdir / "crash.log").exists()
+    assert {path: path.lstat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda path: None, "No such file"),
+        (lambda path: path.mkdir(), "not a file"),
+        (lambda path: os.mkfifo(path), "not a file"),
+        (lambda path: path.symlink_to(path), "symbolic links"),
+        (lambda path: path.symlink_to("/dev/zero"), "not a file"),
+        (lambda path: path.write_bytes(b" " * (5 << 20)), "larger than"),
+        (lambda path: path.write_bytes(b""), "not JSON"),
+        (lambda path: path.write_bytes(b"\xff\xfe{}"), "not UTF-8"),
+        (lambda path: path.write_text(json.dumps(SPEC)[:-9]), "not JSON"),
+        (lambda path: path.write_text("[" * 100_000), "nested deeper"),
+    ],
+    ids=["missing", "folder", "pipe", "loop", "device", "huge", "empty", "utf-16", "cut", "deep"],
+)
+@pytest.mark.parametrize("command", ["validate", "plan", "convert", "train"])
+def test_what_is_no_spec_file(
+    command: str,
+    make: Callable[[Path], object],
+    words: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    restored_process: None,
+) -> None:
+    spec = tmp_path / "spec.json"
+    make(spec)
+    arguments = ["--workdir", str(tmp_path / "work")] if command == "train" else []
+    assert main([command, str(spec), *arguments]) == ExitCode.SPEC_INVALID
+    captured = capsys.readouterr()
+    output = captured.out + captured.err
+    assert words in output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("name", ["result.json", "telemetry.jsonl", "spec.json", ".lock"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.mkdir(),
+        lambda path: os.mkfifo(path),
+        lambda path: path.symlink_to("/dev/zero"),
+    ],
+    ids=["folder", "pipe", "device"],
+)
+def test_a_workdir_with_something_else_under_its_names(
+    name: str,
+    make: Callable[[Path], object],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    restored_process: None,
+) -> None:
+    workdir = tmp_path / "work"
+    workdir.mkdir()
+    make(workdir / name)
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(SPEC))
+    assert main(["train", str(spec), "--workdir", str(workdir)]) == ExitCode.SPEC_INVALID
+    captured = capsys.readouterr()
+    assert f"error: cannot use {workdir} as workdir: " in captured.err
+    assert "Traceback" not in captured.err
+    assert [path.name for path in workdir.iterdir() if path.name != ".lock"] in ([name], [])
+
+
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fp8core", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        timeout=240,
+        **options,
+    )
+
+
+def test_the_process_says_the_same(tmp_path: Path) -> None:
+    """As a service runs it: exit code, one line, and a result, from a process of its own."""
+    (tmp_path / "data.jsonl").write_text('{"text": "a"}\n{"text": \n')
+    spec = tmp_path / "spec.json"
+    spec.write_text(json.dumps(merged({"data": JSONL})))
+    done = run("train", spec, "--workdir", tmp_path / "work")
+    assert done.returncode == ExitCode.DATA_INVALID
+    assert [line for line in done.stderr.splitlines() if "error" in line] == [
+        "error: /data: data.jsonl, line 2: not valid JSON: Expecting value at column 10"
+    ]
+    spec.write_text(json.dumps(merged({"recipe": {"amax_hist_len": 4}})))
+    done = run("validate", spec)
+    assert done.returncode == ExitCode.SPEC_INVALID
+    assert done.stdout.count("\n") == 1
+    assert done.stderr == ""
+
+
+def test_nobody_reading_the_output_ends_no_run(tmp_path: Path) -> None:
+    spec, workdir = tmp_path / "spec.json", tmp_path / "work"
+    spec.write_text(json.dumps(merged({"training": {"steps": 8}})))
+    reading, writing = os.pipe()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fp8core", "train", str(spec), "--workdir", str(workdir)],
+        stdout=writing,
+        stderr=writing,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+    )
+    os.close(writing)
+    os.close(reading)
+    assert process.wait(timeout=240) == ExitCode.OK
+    assert json.loads((workdir / "result.json").read_bytes())["step"] == 8
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_while_checkpointing_and_room_again(
+    small_disk: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    restored_process: None,
+) -> None:
+    spec, workdir = tmp_path / "spec.json", small_disk / "work"
+    parts = {"training": {"steps": 30}, "checkpoint": {"every_steps": 1, "keep_last": 100}}
+    spec.write_text(json.dumps(merged(parts)))
+    assert main(["train", str(spec), "--workdir", str(workdir)]) == ExitCode.STORAGE_FULL
+    output = capsys.readouterr().err
+    assert "error: no room left to write" in output
+    assert "Traceback" not in output
+    result = json.loads((workdir / "result.json").read_bytes())
+    assert (result["reason"], result["exit_code"]) == ("storage_full", ExitCode.STORAGE_FULL)
+    checkpoints = sorted((workdir / "checkpoints").iterdir())
+    assert 1 <= len(checkpoints) < 30
+    for checkpoint in checkpoints:
+        verify(checkpoint)  # none is half-written
+    assert not (workdir / "model").exists()
+
+    # With fewer kept there is room; what was trained is not lost.
+    parts["checkpoint"]["keep_last"] = 1
+    spec.write_text(json.dumps(merged(parts)))
+    for checkpoint in checkpoints[:-1]:
+        subprocess.run(["rm", "-r", str(checkpoint)], check=True)
+    assert main(["train", str(spec), "--workdir", str(workdir)]) == ExitCode.OK
+    records = [json.loads(line) for line in (workdir / "telemetry.jsonl").open()]
+    resumed = [record for record in records if record.get("kind") == "resumed"]
+    assert [record["data"]["step"] for record in resumed] == [int(checkpoints[-1].name[5:])]
+    assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
+
+
+def test_two_trainers_in_one_workdir(tmp_path: Path) -> None:
+    spec, workdir = tmp_path / "spec.json", tmp_path / "work"
+    spec.write_text(json.dumps(SPEC))
+    with Workdir(workdir):
+        before = sorted(path.name for path in workdir.iterdir())
+        done = run("train", spec, "--workdir", workdir)
+        assert done.returncode == ExitCode.INTERNAL_ERROR
+        assert done.stderr.splitlines()[-1] == f"error: another trainer is at work in {workdir}"
+        assert sorted(path.name for path in workdir.iterdir()) == before
