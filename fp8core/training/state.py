@@ -92,8 +92,12 @@ def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableD
         data.load_state_dict(checkpoint.state["data"])
         random_state.restore(checkpoint.state["random"])
         position = Position.from_json(checkpoint.state["position"])
+        if position.step != checkpoint.step:
+            raise ValueError(f"its state is of step {position.step!r}")
         # Last: the engine's state is that of all layers that were converted once.
         restore_layers(assembled.conversion, position.fallback)
         return position
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise CheckpointCorrupt(f"{checkpoint.path} does not fit this run: {error}") from error

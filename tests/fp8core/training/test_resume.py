@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -240,3 +241,61 @@ def test_what_a_run_without_checkpoint_left_is_not_taken_for_this_runs_own(
     assert result(workdir)["outcome"] == "succeeded"
     saved = json.loads((workdir / "checkpoints/step-00000001/config.json").read_bytes())
     assert saved["hidden_size"] == 64
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"data": 5},
+        {"position": {"step": "x"}},
+        {"position": {"step": 1}},
+        {"random": {}},
+        {"random": {"torch": "AAAA"}},
+        {"random": {"numpy": ["MT19937", [1], 0, 0, 0.0]}},
+    ],
+    ids=str,
+)
+def test_a_state_that_verifies_and_is_of_no_run_is_called_corrupt(
+    job: Callable[..., Path],
+    finished: Path,
+    result: Callable[[Path], dict[str, Any]],
+    train: Callable[..., Path],
+    tmp_path: Path,
+    damage: dict[str, Any],
+) -> None:
+    workdir = tmp_path / "damaged"
+    shutil.copytree(finished, workdir)
+    folder = workdir / "checkpoints/step-00000002"
+    state = json.loads((folder / "state.json").read_bytes())
+    for part, value in damage.items():
+        merge = isinstance(value, dict) and value
+        state[part] = {**state[part], **value} if merge else value
+    content = json.dumps(state).encode()
+    (folder / "state.json").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    for entry in manifest["files"]:
+        if entry["path"] == "state.json":
+            entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    train(job(training={"steps": 2}), workdir)
+    assert (result(workdir)["reason"], result(workdir)["exit_code"]) == ("checkpoint_corrupt", 8)
+    assert not (workdir / "crash.log").exists()
+
+
+@pytest.fixture(scope="module")
+def finished_runs() -> dict[str, Path]:
+    return {}
+
+
+@pytest.fixture
+def finished(
+    finished_runs: dict[str, Path],
+    job: Callable[..., Path],
+    train: Callable[..., Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """The workdir of one short run, made once. Not to be changed."""
+    if "one" not in finished_runs:
+        workdir = tmp_path_factory.mktemp("finished") / "work"
+        finished_runs["one"] = train(job(training={"steps": 2}), workdir)
+    return finished_runs["one"]
