@@ -1,61 +1,158 @@
 """An estimate of the GPU memory of a training step, by the rows of ``training.precision``.
 
-Weights, gradients and optimizer states are exact. Activations are what the layers of one
-micro-batch keep for the backward pass, counted layer by layer:
+Weights, gradients and optimizer states are exact. What a micro-batch keeps for its backward pass is
+counted by a dry run of the model's own code (``fp8core.models.dry_run``), or where that is not
+possible, layer by layer:
 
 * a Linear keeps its input, once for those that share it (q, k, v; gate, up): one byte an element
   where it runs in FP8, else the compute dtype;
 * a norm keeps its input;
 * what a Linear gives is kept where an activation function, a gate or attention (scaled-dot-product,
   no score matrix) follows, which is every Linear that does not lead to fewer features, and all
-  projections of an attention module;
-* the output head's logits are there in the compute dtype, in fp32, and as their fp32 gradient.
+  projections of an attention module.
 
-With gradient checkpointing a block keeps only its input, and one block at a time is whole.
+Not all of it is there at once. The peak is that of three moments: when the gradient of the loss is
+made, activations are whole, and logits are there three times in fp32 (log-softmax, its gradient,
+that of its input); when the backward pass ends, gradients are whole; in the optimizer's step, fp32
+copies of one parameter come on top where bf16 is stored. With gradient checkpointing a block keeps
+only its input, and one block at a time is whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import nn
 
 from fp8core.conversion import Decision
 from fp8core.conversion.find import is_conv1d, output_heads, sequence_level_layers
 from fp8core.conversion.norms import is_norm
+from fp8core.models.dry_run import dry_run
 from fp8core.spec import JobSpec
 
-__all__ = ["memory_rows"]
+__all__ = ["linear_widths", "memory_rows"]
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
 _MOMENTS = 2
 # Bytes an FP8 weight's copies take while a step runs. Transformer Engine keeps a transposed one
 # too (before Blackwell); torchao casts anew for each GEMM.
 _FP8_COPIES = {"te": 2, "emulated": 1, "torchao": 0, "amp": 0}
+# log-softmax, its gradient and its input's gradient, each fp32.
+_LOSS_BYTES = 3 * 4
+# cuBLAS's own, which PyTorch allocates, and Transformer Engine's.
+_WORKSPACES = {"te": 64 << 20, "emulated": 32 << 20, "torchao": 32 << 20, "amp": 32 << 20}
+# Weight, moments and gradient in fp32, and what stochastic rounding computes, of one parameter.
+_BYTES_OF_ROUNDING = 32
 
 
 def memory_rows(
-    model: nn.Module, decisions: Sequence[Decision], spec: JobSpec, *, tokens: int
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    spec: JobSpec,
+    *,
+    tokens: int,
+    adapted: Sequence[nn.Module] = (),
 ) -> dict[str, int]:
-    """Bytes on one GPU by row, and their ``total``, for micro-batches of ``tokens`` tokens.
+    """Bytes on one GPU by row, for micro-batches of ``tokens`` tokens, and their peak, ``total``.
 
     ``compute_weight_copies`` are the FP8 copies of converted weights and autocast's copies of
-    the other Linears' weights where those are stored in another dtype.
+    the other Linears' weights where those are stored in another dtype; ``activations`` hold what
+    the loss needs. ``total`` is less than the sum of the rows: not all are there at once.
+    ``adapted``: the linear layers with a LoRA adapter, whose parameters are fp32; all else is
+    frozen. ``model`` lies on the meta device and is of no use afterwards.
     """
     precision = spec.training.precision
     size = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    adapters = _adapter_size(adapted, spec)
+    trained = adapters or size
+    largest = max((p.numel() for p in model.parameters()), default=0)
+    table = _tied_table(model)
     converted = {id(d.layer.module) for d in decisions if d.reason is None and d.norm is None}
+    copies = _weight_copies(model, converted, spec)
     rows = {
-        "weights": size * _BYTES[precision.weights],
+        "weights": size * _BYTES[precision.weights] + adapters * _BYTES["fp32"],
         "master_weights": trained * _BYTES[precision.master_weights],
         "gradients": trained * _BYTES[precision.gradients],
         "optimizer_states": trained * _MOMENTS * _BYTES[precision.optimizer_states],
-        "compute_weight_copies": _weight_copies(model, converted, spec),
-        "activations": _activations(model, converted, spec, tokens),
+        "compute_weight_copies": copies,
+        "workspaces": _WORKSPACES[spec.recipe.engine],
     }
-    rows["total"] = sum(rows.values())
+    if adapters:
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+    kept = _kept(model, decisions, converted, spec, tokens, {id(m) for m in adapted})
+    always = sum(rows[name] for name in ("weights", "master_weights", "optimizer_states"))
+    always += rows["workspaces"]
+    accumulating = spec.training.gradient_accumulation > 1
+    gradients = rows["gradients"]
+    # Kept casts of the weights outlive the backward pass.
+    lasting = copies if accumulating and spec.recipe.engine == "te" else 0
+    at_loss = always + kept.forward + kept.loss + (gradients if accumulating else 0)
+    at_end = always + gradients + lasting + kept.last_block
+    if not adapters:
+        at_end += table * _BYTES[precision.weights]
+    rounded = "bf16" in (precision.weights, precision.optimizer_states, precision.gradients)
+    in_optimizer = always + gradients + lasting
+    in_optimizer += _BYTES_OF_ROUNDING * largest if rounded and not adapters else 0
+    # Blocks that are recomputed have no casts waiting for their backward pass.
+    in_forward = 0 if spec.training.gradient_checkpointing else copies
+    rows["activations"] = max(0, kept.forward - in_forward) + kept.loss
+    rows["total"] = max(at_loss, at_end, in_optimizer)
     return rows
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Bytes: at the end of the forward pass, for the gradient of the loss, by the block that is
+    last in the backward pass."""
+
+    forward: int
+    loss: int
+    last_block: int
+
+
+def _kept(
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    converted: set[int],
+    spec: JobSpec,
+    tokens: int,
+    adapted: set[int],
+) -> _Kept:
+    blocks = _blocks(model)
+    recomputed = spec.training.gradient_checkpointing and len(blocks) > 0
+    formula = _activations(model, converted, spec, tokens) + _weight_copies(model, converted, spec)
+    loss = _LOSS_BYTES * tokens * _head_width(model)
+    try:
+        run = dry_run(model, decisions, blocks, spec, adapted)
+    # Anything may fail in foreign code on tensors without values; the formula is there for that.
+    except Exception:
+        return _Kept(formula, loss, formula // max(1, len(blocks)))
+    last = max(run.blocks, default=0)
+    forward = run.total - sum(run.blocks) + run.block_inputs if recomputed else run.total
+    return _Kept(forward, _LOSS_BYTES * run.logits, last)
+
+
+def _adapter_size(adapted: Sequence[nn.Module], spec: JobSpec) -> int:
+    rank = 0 if spec.adapter is None else spec.adapter.rank
+    return sum(rank * sum(linear_widths(module)) for module in adapted)
+
+
+def _head_width(model: nn.Module) -> int:
+    heads = output_heads(model)
+    found = [m for m in model.modules() if id(m) in heads and isinstance(m, nn.Linear)]
+    of_sequences = sequence_level_layers(model)
+    return max((m.out_features for m in found if id(m) not in of_sequences), default=0)
+
+
+def _tied_table(model: nn.Module) -> int:
+    """Elements of an embedding table that is the output head too, and has two gradients at once."""
+    tables = {
+        id(m.weight): m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding)
+    }
+    heads = {id(m._parameters.get("weight")) for m in model.modules() if isinstance(m, nn.Linear)}
+    return max((size for key, size in tables.items() if key in heads), default=0)
 
 
 def _compute_bytes(spec: JobSpec) -> int:
@@ -84,14 +181,10 @@ def _activations(model: nn.Module, converted: set[int], spec: JobSpec, tokens: i
     else:
         per_token = sum(of_blocks)
     outside = [m for m in model.modules() if id(m) not in in_blocks]
-    heads = output_heads(model)
     of_sequences = sequence_level_layers(model)
     for module in outside:
-        if not (isinstance(module, nn.Linear) and id(module) not in of_sequences):
-            continue
-        per_token += module.in_features * _compute_bytes(spec)
-        if id(module) in heads:
-            per_token += module.out_features * (_compute_bytes(spec) + 2 * _BYTES["fp32"])
+        if isinstance(module, nn.Linear) and id(module) not in of_sequences:
+            per_token += module.in_features * _compute_bytes(spec)
     return per_token * tokens
 
 
@@ -113,7 +206,7 @@ def _kept_by(block: nn.Module, converted: set[int], spec: JobSpec) -> int:
         inputs: dict[int, int] = {}
         for child in parent.children():
             if isinstance(child, nn.Linear) or is_conv1d(child):
-                width, output = _widths(child)
+                width, output = linear_widths(child)
                 each = 1 if id(child) in converted else compute
                 inputs[width] = max(inputs.get(width, 0), each)
                 # What an MLP's last Linear adds to the residual stream is kept by nobody.
@@ -129,7 +222,7 @@ def _is_projection(parent: nn.Module) -> bool:
     return "Attention" in type(parent).__name__
 
 
-def _widths(linear: nn.Module) -> tuple[int, int]:
+def linear_widths(linear: nn.Module) -> tuple[int, int]:
     """(in_features, out_features) of a Linear or of transformers' Conv1D."""
     if isinstance(linear, nn.Linear):
         return linear.in_features, linear.out_features

@@ -14,6 +14,7 @@ from fp8core.conversion import Decision, count_rows, decide
 from fp8core.conversion.report import ConversionRow
 from fp8core.conversion.shape_rules import shape_rules
 from fp8core.errors import SpecRefused
+from fp8core.models.adapter_targets import adapter_targets
 from fp8core.models.architecture import (
     VOCABULARY_MULTIPLE,
     TokenizerFacts,
@@ -22,7 +23,7 @@ from fp8core.models.architecture import (
     cannot_be_built,
 )
 from fp8core.models.flops import StepFlops, step_flops
-from fp8core.models.memory import memory_rows
+from fp8core.models.memory import linear_widths, memory_rows
 from fp8core.models.source import ModelSource, locate
 from fp8core.spec import BytesTokenizer, JobSpec, TrainTokenizer
 
@@ -43,7 +44,7 @@ class Plan:
     conversion: dict[str, object]
     """``layers``, ``converted``, ``kept``, ``kept_because``, and ``rows`` (name, from, reason)."""
     memory: dict[str, int]
-    """Bytes by the rows of ``training.precision`` and their ``total``; see ``memory_rows``."""
+    """Bytes by the rows of ``training.precision``, and the peak, ``total``; see ``memory_rows``."""
     flops: StepFlops
     tokens_per_step: int
 
@@ -90,10 +91,18 @@ def plan(
         sequence_length=training.sequence_length,
         override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
     )
+    adapted = [] if spec.adapter is None else adapter_targets(model, spec.adapter)
+    parameters = _parameters(model)
+    if spec.adapter is not None:
+        trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
+        parameters |= {"total": parameters["total"] + trained, "trainable": trained}
     return Plan(
-        parameters=_parameters(model),
+        parameters=parameters,
         conversion=_conversion(decisions),
-        memory=memory_rows(model, decisions, spec, tokens=tokens),
+        # Last: the model is of no use after it.
+        memory=memory_rows(
+            model, decisions, spec, tokens=tokens, adapted=[layer.module for layer in adapted]
+        ),
         flops=flops,
         tokens_per_step=tokens * training.gradient_accumulation * spec.resources.gpus,
     )

@@ -9,8 +9,10 @@ import torch
 
 from fp8core import engines
 from fp8core.conversion import convert
+from fp8core.data.attention import model_inputs
 from fp8core.errors import SpecRefused
 from fp8core.models import load, plan
+from fp8core.models.dry_run import _batch, dry_run
 
 
 def test_parameters_tokens_and_flops_by_hand(make_spec, llama_config):
@@ -45,7 +47,9 @@ def test_memory_rows_follow_the_formats(make_spec, llama_config):
     assert method.memory["master_weights"] == 0
     assert method.memory["gradients"] == 4 * size
     assert method.memory["optimizer_states"] == 8 * size
-    assert method.memory["total"] == sum(v for k, v in method.memory.items() if k != "total")
+    # Gradients and activations are not whole at the same time.
+    rows = sum(v for k, v in method.memory.items() if k != "total")
+    assert 0.5 * rows < method.memory["total"] < rows
     precision = {"preset": "throughput", "master_weights": "fp32"}
     fast = plan(make_spec(llama_config, training={"precision": precision}))
     assert fast.memory["weights"] == 2 * size
@@ -56,16 +60,69 @@ def test_memory_rows_follow_the_formats(make_spec, llama_config):
     assert checkpointed.memory["activations"] < method.memory["activations"]
 
 
-def test_the_estimate_is_near_what_an_h200_used(make_spec):
-    """Peak of a bf16 step of the Llama-3.2-3B shape with 2 x 4096 tokens: 58.0 GiB (measured)."""
+MEASURED = {
+    # Peak GiB of a step of the Llama-3.2-3B shape, 2 x 4096 tokens, on an H200, without a mask.
+    "bf16 throughout": ({"engine": "amp"}, "throughput", 58.0),
+    "fp32 under bf16 autocast": ({"engine": "amp"}, "method", 88.6),
+    "te delayed, bf16 stored": ({}, "throughput", 57.5),
+}
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_estimate_is_near_what_an_h200_used(make_spec, name):
+    recipe, precision, measured = MEASURED[name]
     config = {
         "model_type": "llama", "vocab_size": 128256, "hidden_size": 3072, "head_dim": 128,
         "intermediate_size": 8192, "num_hidden_layers": 28, "num_attention_heads": 24,
         "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": True,
     }  # fmt: skip
-    training = {"batch_size": 2, "sequence_length": 4096, "precision": "throughput"}
-    made = plan(make_spec(config, training=training, recipe={"engine": "amp"}))
-    assert made.memory["total"] / 2**30 == pytest.approx(58.0, rel=0.1)
+    training = {"batch_size": 2, "sequence_length": 4096, "precision": precision}
+    made = plan(make_spec(config, training=training, recipe=recipe))
+    # A mask, which those steps had none of: keys and values for every head, and a bias a layer.
+    of_masks = 28 * 8192 * (2 * 2 * (3072 - 1024) + 2 * 4096)
+    assert (made.memory["total"] - of_masks) / 2**30 == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize("recipe", [{"engine": "amp", "dtype": "fp32"}, {"engine": "amp"}])
+def test_the_dry_run_counts_what_a_real_forward_pass_keeps(make_spec, llama_config, recipe):
+    training = {"batch_size": 2, "sequence_length": 64}
+    spec = make_spec(llama_config, recipe=recipe, training=training)
+    model = load(spec, device="cpu", dtype=torch.float32).model.train()
+    own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor):
+        address = tensor.untyped_storage().data_ptr()
+        if address not in own:
+            kept[address] = tensor
+        return tensor
+
+    inputs = model_inputs(_batch(spec), model.config)
+    with (
+        engines.create(spec.recipe, "cpu").training_context(),
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+    ):
+        model(**inputs, use_cache=False)
+    real = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    with torch.device("meta"):
+        meta = type(model)._from_config(model.config, dtype=torch.float32)
+    run = dry_run(meta, [], list(meta.model.layers), spec)
+    assert run.total == pytest.approx(real, rel=0.02)
+    assert len(run.blocks) == 2
+    assert run.logits == 2 * 64 * 272
+
+
+def test_adapters_need_gradients_and_states_of_their_own_only(make_spec, llama_config):
+    whole = plan(make_spec(llama_config))
+    adapted = plan(make_spec(llama_config, adapter={"rank": 4}))
+    # Two blocks of q, k, v, o, gate, up, down: 64 features, 32 of keys and values, 160 inside.
+    trained = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 160))
+    assert adapted.parameters["trainable"] == trained
+    assert adapted.parameters["total"] == whole.parameters["total"] + trained
+    assert adapted.memory["gradients"] == 4 * trained
+    assert adapted.memory["optimizer_states"] == 8 * trained
+    assert adapted.memory["weights"] == whole.memory["weights"] + 4 * trained
+    assert adapted.memory["activations"] > 0
 
 
 def test_plan_and_conversion_agree(make_spec, minilm_folder, llama_config):
@@ -88,7 +145,12 @@ def test_engines_that_cannot_run_here_are_planned_by_their_shape_rules(make_spec
     assert te.conversion["kept_because"]["out_features 168 is not a multiple of 16"] == 4
     assert te.conversion["kept_because"]["in_features 168 is not a multiple of 16"] == 2
     torchao = plan(make_spec(llama_config, recipe={"engine": "torchao"}))
-    assert torchao.conversion["kept_because"]["torchao converts Linear layers only"] == 5
+    assert (
+        torchao.conversion["kept_because"][
+            "torchao has no norms; torch.compile fuses the model's own"
+        ]
+        == 5
+    )
     amp = plan(make_spec(llama_config, recipe={"engine": "amp"}))
     assert amp.conversion["converted"] == 0
     assert amp.flops.fp8_share == 0.0
@@ -124,5 +186,3 @@ def test_the_vocabulary_comes_from_the_tokenizer(make_spec, llama_config, make_t
 def test_refusals(make_spec, llama_config):
     with pytest.raises(SpecRefused, match="'lm_haed' matches no"):
         plan(make_spec(llama_config, conversion={"skip": ["lm_haed"]}))
-    with pytest.raises(SpecRefused, match="positions"):
-        plan(make_spec(llama_config, training={"sequence_length": 256}))

@@ -1,0 +1,295 @@
+"""What a forward pass keeps for the backward pass, by running it on tensors without storage.
+
+The model's own code runs under autocast on PyTorch's fake tensors, and every storage that autograd
+saves is counted once. Where a GPU does otherwise than what runs here, a stand-in saves what the GPU
+would: converted layers what their engine saves, attention what its fused kernels save (operands,
+output, logarithms of the sums, and a mask as a bias in the operands' dtype), LayerNorm its input in
+fp32, as CUDA's autocast has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+from fp8core.conversion import Decision
+from fp8core.conversion.replace import put_in_place
+from fp8core.data.attention import model_inputs
+from fp8core.data.batch import Batch, round_up
+from fp8core.spec import JobSpec
+
+__all__ = ["KeptBytes", "dry_run"]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """Bytes kept at the end of a forward pass of one micro-batch, the loss apart.
+
+    ``total``: activations, and the casts of weights that the backward pass reads. ``blocks``: those
+    of each block of the stack, in order; ``block_inputs``: what all blocks are given. ``logits``:
+    elements of the model's output.
+    """
+
+    total: int
+    blocks: tuple[int, ...]
+    block_inputs: int
+    logits: int
+
+
+def dry_run(
+    model: Any,
+    decisions: Sequence[Decision],
+    blocks: Sequence[nn.Module],
+    spec: JobSpec,
+    adapted: AbstractSet[int] = frozenset(),
+) -> KeptBytes:
+    """Runs ``model``, which lies on the meta device and is of no use afterwards.
+
+    ``blocks``: the repeated layers; ``adapted``: ids of the linear modules that get an adapter, in
+    a model that is frozen. Raises whatever the model's code raises on tensors without values, as
+    where shapes depend on them.
+    """
+    compute = _DTYPES[getattr(spec.recipe, "dtype", "bf16")]
+    with_adapter = [module for module in model.modules() if id(module) in adapted]
+    for decision in decisions:
+        module = decision.layer.module
+        if decision.reason is None:
+            planned = _planned(decision, spec, compute)
+            put_in_place(model, module, planned)
+            with_adapter = [planned if each is module else each for each in with_adapter]
+    model.train()
+    model.config.use_cache = False
+    counter = _Counter()
+    with FakeTensorMode():
+        counter.leave_out(_make_fake(model))
+        for module in with_adapter:
+            module.register_forward_hook(_AdapterPath(compute))
+        inputs = model_inputs(_batch(spec), model.config, compute)
+        with _autocast(compute), _LikeAGpu(), counter.watching(blocks):
+            logits = model(**inputs).logits
+        return KeptBytes(
+            total=counter.total,
+            blocks=tuple(counter.by_block),
+            block_inputs=counter.block_inputs,
+            logits=logits.numel(),
+        )
+
+
+def _planned(decision: Decision, spec: JobSpec, compute: torch.dtype) -> nn.Module:
+    if decision.norm is not None:
+        return _PlannedNorm(decision.layer.module, compute)
+    return _PlannedLinear(decision.layer.module, spec, compute)
+
+
+def _make_fake(model: nn.Module) -> list[Tensor]:
+    """Gives every parameter and buffer of the meta model a fake stand-in; returns them."""
+    made: dict[int, nn.Parameter] = {}
+    buffers = []
+    for module in model.modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None:
+                if id(parameter) not in made:
+                    fake = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    made[id(parameter)] = nn.Parameter(fake, parameter.requires_grad)
+                module._parameters[key] = made[id(parameter)]
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype)
+                buffers.append(module._buffers[key])
+    return [*made.values(), *(buffer for buffer in buffers if buffer is not None)]
+
+
+def _batch(spec: JobSpec) -> Batch:
+    shape = (spec.training.batch_size, round_up(spec.training.sequence_length))
+    zeros = torch.zeros(shape, dtype=torch.int64)
+    packed = spec.data.packing
+    return Batch(
+        input_ids=zeros,
+        labels=zeros,
+        attention_mask=None if packed else torch.ones(shape, dtype=torch.bool),
+        position_ids=zeros,
+        document_ids=zeros.int(),
+        token_count=zeros.numel(),
+        target_count=zeros.numel(),
+        causal=spec.task == "causal_lm",
+    )
+
+
+def _autocast(compute: torch.dtype) -> AbstractContextManager[Any]:
+    if compute == torch.float32:
+        return nullcontext()
+    return torch.autocast("cpu", dtype=compute)
+
+
+class _Counter:
+    """Counts the storages that autograd saves, each once."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.by_block: list[int] = []
+        self.block_inputs = 0
+        # By the address of the storage. The tensors are held, so that it is not given out again.
+        self._known: dict[int, Tensor] = {}
+        self._block: int | None = None
+
+    def leave_out(self, tensors: Sequence[Tensor]) -> None:
+        """What is there all the time: parameters and buffers."""
+        for tensor in tensors:
+            self._known[tensor.untyped_storage()._cdata] = tensor
+
+    @contextmanager
+    def watching(self, blocks: Sequence[nn.Module]) -> Iterator[None]:
+        self.by_block = [0] * len(blocks)
+        handles: list[Any] = []
+        for number, block in enumerate(blocks):
+            handles.append(block.register_forward_pre_hook(self._entering(number)))
+            handles.append(block.register_forward_hook(self._leaving))
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _keep(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._known:
+            return tensor
+        self._known[storage._cdata] = tensor
+        self.total += storage.nbytes()
+        if self._block is not None:
+            self.by_block[self._block] += storage.nbytes()
+        return tensor
+
+    def _entering(self, number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._block = number
+            self.block_inputs += sum(value.nbytes for value in args if isinstance(value, Tensor))
+
+        return hook
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._block = None
+
+
+class _LikeAGpu(TorchFunctionMode):
+    """What differs between CUDA's autocast and kernels and those that run here."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.nn.functional.scaled_dot_product_attention:
+            return _attention(*args, **kwargs)
+        if func is torch.nn.functional.layer_norm and torch.is_autocast_enabled("cpu"):
+            return func(args[0].float(), *args[1:], **kwargs)
+        return func(*args, **kwargs)
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *_: Any, **__: Any
+) -> Tensor:
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    operands = [tensor.to(dtype) for tensor in (query, key, value)]
+    bias = None
+    if attn_mask is not None:
+        # Each call makes its own bias of a bool mask, and keeps it.
+        bias = (
+            attn_mask if attn_mask.is_floating_point() else torch.empty_like(attn_mask, dtype=dtype)
+        )
+    output: Tensor = _Attention.apply(*operands, bias)
+    return output
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        shape = (*query.shape[:-1], value.shape[-1])
+        # As the fused kernels lay it out: [batch, tokens, heads, size].
+        batch, heads, tokens, size = shape
+        output = query.new_empty(batch, tokens, heads, size).transpose(1, 2)
+        sums = query.new_empty(shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, sums, bias)
+        return output
+
+
+class _PlannedLinear(nn.Module):
+    """Saves what the recipe's engine saves of one Linear."""
+
+    def __init__(self, linear: nn.Module, spec: JobSpec, compute: torch.dtype) -> None:
+        super().__init__()
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)  # type: ignore[arg-type]
+        self._compute = compute
+        engine = spec.recipe.engine
+        override = getattr(spec.recipe, "override_linear_precision", (False, False, False))
+        _, dgrad_high, wgrad_high = override
+        # Bytes an element. torchao casts anew in backward and keeps what came; Transformer Engine
+        # keeps a weight both ways round (Hopper's FP8 GEMMs need it transposed in dgrad).
+        self.input_bytes = 2 if wgrad_high or engine == "torchao" else 1
+        self.weight_copies = {"te": 2, "emulated": 1}.get(engine, 0) if not dgrad_high else 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _Linear.apply(input.to(self._compute), self.weight, self)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor, plan: _PlannedLinear) -> Tensor:
+        needs_input, needs_weight = ctx.needs_input_grad[:2]
+        kept: list[Tensor] = []
+        if needs_weight and plan.input_bytes == 1:
+            kept.append(torch.empty_like(input, dtype=torch.uint8))
+        elif needs_weight:
+            kept.append(input)
+        if needs_input and plan.weight_copies:
+            kept.append(input.new_empty(*weight.shape, plan.weight_copies, dtype=torch.uint8))
+        ctx.save_for_backward(*kept)
+        return input.new_empty(*input.shape[:-1], weight.shape[0])
+
+
+class _PlannedNorm(nn.Module):
+    """Saves its input in the compute dtype, and gives its output in that dtype."""
+
+    def __init__(self, norm: nn.Module, compute: torch.dtype) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self._compute = compute
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _Norm.apply(input.to(self._compute), self.weight)
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(input)
+        return torch.empty_like(input)
+
+
+class _AdapterPath:
+    """What an adapter keeps beside its layer: the layer's input in the compute dtype."""
+
+    def __init__(self, compute: torch.dtype) -> None:
+        self._compute = compute
+        self._weight = nn.Parameter(torch.empty(1))
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        return _Adapted.apply(output, args[0].to(self._compute), self._weight)
+
+
+class _Adapted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, input: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(input)
+        return torch.empty_like(output)
