@@ -85,10 +85,9 @@ def test_the_celery_worker_and_the_controller(service):
     assert [attempt.reason for attempt in job.data.attempts] == ["completed"]
     assert job.data.restarts == 0
     trained_once(job, 1)
-    after = service.submit("after")
-    service.end(after)
 
 
+@pytest.mark.slow
 def test_the_trainer_while_the_controller_is_dead(service):
     """Nobody can place the job again until there is a controller; then it is."""
     job = service.submit("both-killed", **SPEC)

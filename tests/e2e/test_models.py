@@ -97,8 +97,6 @@ def test_a_model_that_the_node_cannot_find_fails_the_job_and_not_the_node(servic
         service.submit("no-such-folder", model={"source": "path", "path": "not/there"}),
         service.submit("no-such-hub", model={"source": "huggingface", "id": "nobody/nothing"}),
     ]
-    (service.root / "hollow").mkdir(exist_ok=True)
-    missing.append(service.submit("hollow", model={"source": "path", "path": "hollow"}))
     for job in missing:
         service.end(job, "failed")
         assert job.data.reason == "model_unavailable"
@@ -125,7 +123,7 @@ def test_a_job_begins_with_the_model_of_another(service, tmp_path):
 
     frozen = {"optimizer": {"name": "adamw", "lr": 1e-12, "weight_decay": 0.0}, "steps": 1}
     weights = {}
-    for checkpoint in ("model", "last", 10):
+    for checkpoint in ("model", 10):
         job = service.submit(
             f"from-{checkpoint}",
             model={**running, "checkpoint": checkpoint},
@@ -138,7 +136,6 @@ def test_a_job_begins_with_the_model_of_another(service, tmp_path):
     wanted = load_file(first.download("model", tmp_path / "first") / "model.safetensors")
     for name, tensor in wanted.items():
         assert (weights["model"][name] - tensor).abs().max() < 1e-6, name
-        assert (weights["last"][name] - tensor).abs().max() < 1e-6, name
     assert any((weights[10][name] - tensor).abs().max() > 1e-4 for name, tensor in wanted.items())
 
     for model, pointer in (
@@ -149,17 +146,14 @@ def test_a_job_begins_with_the_model_of_another(service, tmp_path):
         assert answer.status_code == 422
         assert [e["pointer"] for e in answer.json()["errors"]] == [pointer]
 
-
-def test_another_owners_job_is_as_good_as_none(service):
-    mine = service.submit("mine")
-    service.end(mine)
+    # Another owner's job is as good as none.
     other = service.client.create_key("other", "somebody-else", ["jobs:read", "jobs:write"])
     answer = service.http.post(
         "/v1/jobs",
-        json=service.spec("theirs", model={"source": "job", "job": mine.id}),
+        json=service.spec("theirs", model=running),
         headers={"Authorization": f"Bearer {other}"},
     )
     assert answer.status_code == 422
     (error,) = answer.json()["errors"]
     assert error["pointer"] == "/model/job"
-    assert error["message"] == f"there is no job {mine.id!r}"
+    assert error["message"] == f"there is no job {first.id!r}"
