@@ -75,6 +75,7 @@ def attach(spec: JobSpec, model: nn.Module, targets: Sequence[Layer]) -> Adapter
     with torch.random.fork_rng(devices=list(devices)), warnings.catch_warnings():
         # peft asks transformers by an older name whether it recomputes activations.
         warnings.filterwarnings("ignore", category=FutureWarning, module="transformers")
+        warnings.filterwarnings("ignore", message="Unsupported layer type")
         torch.manual_seed(spec.training.seed)
         wrapped = get_peft_model(model, wrapping, autocast_adapter_dtype=False)
     for parameter in model.parameters():

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
 
+from fp8core.engines.emulated import EmulatedEngine
 from fp8core.engines.emulated_layers import EmulatedLinear
 from fp8core.errors import CheckpointCorrupt, SpecRefused
 from fp8core.training.adapter import Adapter
@@ -282,3 +283,43 @@ def test_patterns_that_name_no_layer_are_refused(
     with pytest.raises(SpecRefused, match="matches no linear layer") as caught:
         train_here(spec)
     assert caught.value.pointer == pointer
+
+
+class ForeignLinear(nn.Module):
+    """A converted Linear that is no ``nn.Linear``, as Transformer Engine's is none."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight = linear.weight
+        self.register_parameter("bias", linear.bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return nn.functional.linear(input, self.weight, self.bias)
+
+
+def test_adapters_go_around_layers_of_any_class(
+    job: Job, train_here: TrainHere, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert: Callable[..., nn.Module] = lambda self, linear, name: ForeignLinear(linear)  # noqa: E731
+    monkeypatch.setattr(EmulatedEngine, "convert_linear", convert)
+    seen: dict[str, Any] = {}
+
+    def remember(assembled: Assembled) -> None:
+        layer = assembled.learner.model.get_submodule("model.layers.0.mlp.up_proj.base_layer")
+        seen["class"] = type(layer)
+        adapter = assembled.adapter
+        assert adapter is not None
+        merge = adapter.merge
+
+        def compared() -> None:
+            seen["logits"] = logits(assembled.learner.model)
+            merge()
+
+        adapter.__dict__["merge"] = compared
+
+    spec = job(**QUICK, model={"source": "path", "path": str(base)}, adapter={}, training=FAST)
+    _, workdir = train_here(spec, plant=remember)
+    assert seen["class"] is ForeignLinear
+    merged = AutoModelForCausalLM.from_pretrained(workdir / "model")
+    torch.testing.assert_close(logits(merged), seen["logits"], rtol=1e-5, atol=1e-5)

@@ -54,6 +54,38 @@ def run(model: nn.Module, optimizer: AdamW, gradients: list[list[Tensor]]) -> No
         optimizer.step()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"state_dtype": torch.bfloat16},
+        {"master_weights": True},
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_held_back_step_keeps_every_bit(options: dict[str, object], dtype: torch.dtype) -> None:
+    model = small_model().to(dtype)
+    optimizer = make(model, **options)
+    run(model, optimizer, gradients_for(model, 2))
+    keys = ("step", "exp_avg", "exp_avg_sq", "master")
+    before = [p.detach().clone() for p in model.parameters()]
+    states = [
+        {k: optimizer.state[p][k].clone() for k in keys if k in optimizer.state[p]}
+        for p in model.parameters()
+    ]
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, math.nan)
+    optimizer.step(unless=torch.ones(()))
+    for parameter, weight, state in zip(model.parameters(), before, states, strict=True):
+        assert torch.equal(parameter, weight)
+        for key, value in state.items():
+            assert torch.equal(optimizer.state[parameter][key], value), key
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step(unless=torch.zeros(()))
+    assert not torch.equal(next(model.parameters()), before[0])
+
+
 def test_weight_decay_is_not_on_norms_biases_and_vectors() -> None:
     model = nn.Module()
     model.linear = nn.Linear(4, 4)
