@@ -17,14 +17,15 @@ from torch import Tensor, nn
 _LARGEST = {"e4m3": 448.0, "e5m2": 57344.0}
 _UNDERFLOW = {"e4m3": 2.0**-10, "e5m2": 2.0**-17}
 
-ScaleOf = Callable[[str, str], "Tensor | None"]
+Scales = Callable[[], Mapping[tuple[str, str], Tensor]]
+"""The scales of the next casts by (layer, tensor), 0-dim fp32; none where made at the cast."""
 
 
 class HealthRecorder:
     """Gathers amax, scale, saturated and underflow of input, weight and grad_output per layer."""
 
-    def __init__(self, scale_of: ScaleOf) -> None:
-        self._scale_of = scale_of
+    def __init__(self, scales: Scales) -> None:
+        self._read_scales = scales
         self._handles: list[Any] = []
         self._figures: dict[str, Tensor] = {}
         self._scales: dict[tuple[str, str], Tensor] = {}
@@ -45,11 +46,11 @@ class HealthRecorder:
 
     def before_forward(self) -> None:
         """Keep the scales this micro-batch casts with; the update after it replaces them."""
-        for name in self._layers:
-            for tensor in ("input", "weight", "grad_output"):
-                scale = self._scale_of(name, tensor)
-                if scale is not None:
-                    self._scales[name, tensor] = scale.clone()
+        scales = self._read_scales() if self._layers else {}
+        if scales:
+            # One copy of all of them: a kernel for each would cost more than the figures.
+            kept = torch.stack(list(scales.values())).unbind()
+            self._scales = dict(zip(scales, kept, strict=True))
 
     def read(self) -> dict[str, float]:
         """All figures at once: one transfer from the device."""

@@ -84,7 +84,7 @@ class TransformerEngine:
         self._te_recipe = _te_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
         self._linears: dict[str, Any] = {}
-        self._health = HealthRecorder(self._scale_of)
+        self._health = HealthRecorder(self._scales)
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None
@@ -263,20 +263,18 @@ class TransformerEngine:
                 figures |= count_infinities(dict(self._states(direction)), columns)
         return figures
 
-    def _scale_of(self, name: str, tensor: str) -> Tensor | None:
-        """The scale of a layer's next cast of ``tensor``; None where it is made at the cast."""
-        if tensor == "weight" and self._own is not None:
+    def _scales(self) -> dict[tuple[str, str], Tensor]:
+        """The scales of the next casts by (layer, tensor); none where they are made at the cast."""
+        scales: dict[tuple[str, str], Tensor] = {}
+        for name, state in self._states("forward"):
+            scales[name, "input"], scales[name, "weight"] = state.scale[0], state.scale[1]
             layer = self._linears[name]
             if self._casts.reuses(name, layer.weight):
                 inverse: Tensor = layer._fp8_workspaces["weight"]._scale_inv
-                return inverse.reciprocal().reshape(())
-        direction, column = (
-            ("backward", 0) if tensor == "grad_output" else ("forward", int(tensor == "weight"))
-        )
-        for found, state in self._states(direction):
-            if found == name:
-                return state.scale[column]
-        return None
+                scales[name, "weight"] = inverse.reciprocal().reshape(())
+        for name, state in self._states("backward"):
+            scales[name, "grad_output"] = state.scale[0]
+        return scales
 
     def state_dict(self) -> dict[str, Tensor]:
         self._initialise_state()
