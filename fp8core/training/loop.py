@@ -101,6 +101,7 @@ class TrainingLoop:
         self._data_ended = False
         self._saved_step = position.step  # a run that goes on starts from a checkpoint of its step
         self._logged = (position.step, position.tokens, position.seconds)
+        self._last_speed: dict[str, float] = {}
 
     def run(self) -> Reason:
         """Trains to the end. Returns why it ended: completed, early stopped or stopped by request.
@@ -220,12 +221,15 @@ class TrainingLoop:
         """Since the last logged step; evaluations and saving are not counted."""
         position = self.position
         step, tokens, seconds = self._logged
-        self._logged = (position.step, position.tokens, position.seconds)
-        passed = max(position.seconds - seconds, 1e-9)
-        return {
-            "perf/step_seconds": passed / max(position.step - step, 1),
-            "perf/tokens_per_second": (position.tokens - tokens) / passed,
-        }
+        # On a GPU the last figures arrive when no further step has passed: the last speed holds.
+        if position.step > step:
+            self._logged = (position.step, position.tokens, position.seconds)
+            passed = max(position.seconds - seconds, 1e-9)
+            self._last_speed = {
+                "perf/step_seconds": passed / (position.step - step),
+                "perf/tokens_per_second": (position.tokens - tokens) / passed,
+            }
+        return self._last_speed
 
     def _conversion_changed(self) -> None:
         parts = self._parts

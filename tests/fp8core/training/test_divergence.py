@@ -257,10 +257,9 @@ def test_fallback_goes_on_to_all_layers_and_then_fails(job: Job, train_here: Tra
     assert not any(isinstance(m, EmulatedLinear) for m in told[0].learner.model.modules())
 
 
-def test_figures_that_arrive_late_find_the_weights_of_before(
-    job: Job, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a GPU does, here: figures one step late, and a flag that holds the optimizer back."""
+@pytest.fixture
+def late_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures arrive one step late, as they do from a GPU."""
 
     def push(self: LateMetrics, step: int, tensors: Any, numbers: Any) -> StepFigures | None:
         settled = self.flush()
@@ -271,6 +270,24 @@ def test_figures_that_arrive_late_find_the_weights_of_before(
 
     monkeypatch.setattr(LateMetrics, "push", push)
     monkeypatch.setattr(LateMetrics, "flush", lambda self: self.__dict__.pop("_held", None))
+
+
+@pytest.mark.usefixtures("late_figures")
+def test_late_figures_report_no_speed_of_zero(
+    job: Job, train_here: TrainHere, series: Series, tmp_path: Path
+) -> None:
+    train_here(job(**QUICK), tmp_path / "run")
+    speeds = series(tmp_path / "run", "perf/tokens_per_second")
+    losses = series(tmp_path / "run", "train/loss")
+    assert len(speeds) == len(losses) > 1
+    assert all(speed > 0 for speed in speeds.values())
+
+
+@pytest.mark.usefixtures("late_figures")
+def test_figures_that_arrive_late_find_the_weights_of_before(
+    job: Job, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does, here: figures one step late, and a flag that holds the optimizer back."""
     weights: dict[int, torch.Tensor] = {}
 
     def late(assembled: Assembled) -> None:
