@@ -37,6 +37,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with database.session() as session:
             await check_schema(session)
+        # Noted before the first request: what it is told may show that the API had been away.
+        async with database.transaction() as session:
+            await clocks.beat(session, clocks.API, settings.controller.downtime_tolerance)
         tasks = [
             asyncio.create_task(listener.run()),
             asyncio.create_task(

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import datetime
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
@@ -37,6 +38,12 @@ async def lock_clock(session: AsyncSession, name: str) -> ServiceClock | None:
     """The clock of a part, locked."""
     statement = select(ServiceClock).where(ServiceClock.name == name).with_for_update()
     statement = statement.execution_options(populate_existing=True)
+    return (await session.scalars(statement)).one_or_none()
+
+
+async def api_up_since(session: AsyncSession) -> datetime | None:
+    """Since when the API has been up without a break, as far as it has noted."""
+    statement = select(ServiceClock.up_since).where(ServiceClock.name == API)
     return (await session.scalars(statement)).one_or_none()
 
 

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from sqlalchemy import ColumnElement, func, select
+from sqlalchemy import ColumnElement, SQLColumnExpression, func, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from octrain_api.settings import DatabaseSettings
 
 
-def seconds(amount: float | ColumnElement[Any]) -> ColumnElement[Any]:
+def seconds(amount: float | SQLColumnExpression[Any]) -> ColumnElement[Any]:
     """An interval of so many seconds, to be added to a time of the database."""
     return func.make_interval(0, 0, 0, 0, 0, 0, amount)
 

@@ -87,6 +87,12 @@ class Node(Base):
     registered_at: Mapped[datetime] = mapped_column(server_default=func.now())
     last_heartbeat_at: Mapped[datetime] = mapped_column(server_default=func.now())
     unreachable_since: Mapped[datetime | None]
+    # When the columns above were last written: whoever keeps them in memory compares this.
+    described_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    # Set aside for repeated faults, until an administrator releases it.
+    quarantined_since: Mapped[datetime | None]
+    quarantine_detail: Mapped[str | None]
+    faults_from: Mapped[datetime | None]
 
 
 class Job(Base):
@@ -105,7 +111,8 @@ class Job(Base):
     reason: Mapped[str | None]
     detail: Mapped[str | None]
     device: Mapped[str | None]
-    waiting_for: Mapped[str | None]
+    # What the job needs of a node; queued jobs of one need are placed, or not, together.
+    need: Mapped[str]
     version: Mapped[int] = mapped_column(BigInteger, server_default="1")
     # One number line per job for events, metric batches and log batches: its stream's ids.
     sequence: Mapped[int] = mapped_column(BigInteger, server_default="0")
@@ -118,7 +125,9 @@ class Job(Base):
     attempt: Mapped[int] = mapped_column(server_default="0")
     restarts: Mapped[int] = mapped_column(server_default="0")
     avoid_nodes: Mapped[list[str]] = mapped_column(server_default=text("'{}'::text[]"))
-    cancel_deadline_at: Mapped[datetime | None]
+    next_attempt_at: Mapped[datetime | None]
+    queue_deadline_at: Mapped[datetime | None]
+    stop_deadline_at: Mapped[datetime | None]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
@@ -134,6 +143,19 @@ class Job(Base):
             text("priority DESC"),
             "created_at",
             "id",
+            postgresql_where=text("status = 'queued'"),
+        ),
+        Index(
+            "ix_jobs_queue_need",
+            "need",
+            text("priority DESC"),
+            "created_at",
+            "id",
+            postgresql_where=text("status = 'queued'"),
+        ),
+        Index(
+            "ix_jobs_queue_deadline",
+            "queue_deadline_at",
             postgresql_where=text("status = 'queued'"),
         ),
         Index(
@@ -165,6 +187,13 @@ class Attempt(Base):
     supervisor: Mapped[str | None]
     phase: Mapped[str | None]
     step: Mapped[int | None] = mapped_column(BigInteger)
+    # When the step or the phase last changed, and since when that is too long ago.
+    progress_at: Mapped[datetime | None]
+    stalled_since: Mapped[datetime | None]
+    stall_seconds: Mapped[int | None]
+    run_deadline_at: Mapped[datetime | None]
+    # When it was first heard again after the API itself had been away.
+    outage_at: Mapped[datetime | None]
     acknowledged_seq: Mapped[int] = mapped_column(BigInteger, server_default="0")
     outcome: Mapped[str | None]
     reason: Mapped[str | None]
@@ -185,17 +214,25 @@ class Attempt(Base):
             postgresql_where=text("status <> 'ended'"),
         ),
         Index("ix_attempts_live_node", "node_id", postgresql_where=text("status <> 'ended'")),
+        Index(
+            "ix_attempts_ended_node",
+            "node_id",
+            "ended_at",
+            postgresql_where=text("status = 'ended'"),
+        ),
     )
 
 
 class Outbox(Base):
-    """A Celery message to be sent for an attempt; gone once the attempt is claimed or ends."""
+    """A Celery message to be sent for an attempt; gone once the attempt is claimed or ends.
+
+    No foreign key: the row is made with its attempt in one statement and deleted with its claim or
+    end, and a check planned while the attempts are few would read them all once they are many.
+    """
 
     __tablename__ = "outbox"
 
-    attempt_id: Mapped[str] = mapped_column(
-        ForeignKey("attempts.id", ondelete="CASCADE"), primary_key=True
-    )
+    attempt_id: Mapped[str] = mapped_column(primary_key=True)
     queue: Mapped[str]
     task_id: Mapped[str]
     payload: Mapped[Json]
@@ -283,6 +320,8 @@ class Artifact(Base):
     best: Mapped[bool] = mapped_column(Boolean)
     url: Mapped[str]
     size: Mapped[int] = mapped_column(BigInteger)
+    # A node found that the stored files are not these: nothing is resumed from it.
+    damaged: Mapped[bool] = mapped_column(Boolean, server_default="false")
     files: Mapped[list[Json]] = mapped_column(JSONB)
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
@@ -290,6 +329,16 @@ class Artifact(Base):
         UniqueConstraint("attempt_id", "kind", "name"),
         Index("ix_artifacts_job", "job_id", "kind"),
     )
+
+
+class QueueGroup(Base):
+    """What the queued jobs of one need wait for, as of the scheduler's last tick."""
+
+    __tablename__ = "queue_groups"
+
+    need: Mapped[str] = mapped_column(primary_key=True)
+    waiting_for: Mapped[str]
+    as_of: Mapped[datetime]
 
 
 class ServiceClock(Base):

@@ -3,6 +3,7 @@
 import os
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -91,6 +92,24 @@ class ControllerSettings(BaseSettings):
     max_sendings: int = Field(default=3, ge=1)
 
 
+class SchedulerSettings(BaseSettings):
+    """How queued jobs are placed, and when a node is set aside."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_SCHEDULER_")
+
+    # Whether a job may pause running jobs of lower priority that hold the slots it needs.
+    preemption: Literal["off", "pause"] = "off"
+    # Placements per transaction: also the most that one tick places before the next begins.
+    batch: int = Field(default=100, ge=1, le=1000)
+    # What queued jobs wait for is stated when it changes, and anew at least this often.
+    refresh: float = Field(default=10.0, ge=0)
+    # A job of several GPUs that has waited this long has a node kept free for it.
+    reserve_after: float = Field(default=120.0, ge=0)
+    # So many faults in a row, of different jobs within the window, set a node aside; 0 never does.
+    fault_limit: int = Field(default=3, ge=0)
+    fault_window: int = Field(default=3600, ge=1)
+
+
 class Settings(BaseSettings):
     """All settings; each part reads its own variables."""
 
@@ -101,3 +120,4 @@ class Settings(BaseSettings):
     storage: StorageSettings = Field(default_factory=StorageSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
+    scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)

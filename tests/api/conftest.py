@@ -18,8 +18,8 @@ from sqlalchemy import text
 from octrain.local.servers import LocalServers
 from octrain_api.app import create_app
 from octrain_api.clocks import API, beat
-from octrain_api.controller.reconciler import reconcile
-from octrain_api.controller.scheduler import schedule
+from octrain_api.controller.reconciler import Reconciler
+from octrain_api.controller.scheduler import Scheduler
 from octrain_api.database import Database
 from octrain_api.jobs.schemas import EXAMPLE_SPEC
 from octrain_api.keys.schemas import KeyRequest
@@ -48,6 +48,18 @@ def make_settings(postgres_url: str, redis_url: str, folder: Path) -> Settings:
         http=HttpSettings(stream_keep_alive=0.5, stream_poll=0.2, alive_interval=3600),
         controller=ControllerSettings(),
     )
+
+
+_TIMES = {
+    table: columns.split()
+    for table, columns in {
+        "jobs": "created_at started_at ended_at next_attempt_at queue_deadline_at stop_deadline_at",
+        "attempts": "created_at claimed_at ended_at last_heartbeat_at unreachable_since "
+        "progress_at lease_expires_at stalled_since run_deadline_at outage_at",
+        "nodes": "last_heartbeat_at unreachable_since quarantined_since faults_from",
+        "outbox": "created_at sent_at",
+    }.items()
+}
 
 
 @dataclass
@@ -87,6 +99,26 @@ class Service:
             result = await session.execute(text(statement), values)
             return list(result.all()) if result.returns_rows else []
 
+    async def advance(self, seconds: float, *, service_away: bool = False) -> None:
+        """Let the database's clock run, by moving every stored time into the past.
+
+        Unless `service_away`, the API and the controller were up and are not missed.
+        """
+        for table, columns in _TIMES.items():
+            moved = ", ".join(
+                f"{c} = {c} - make_interval(secs => CAST(:s AS double precision))" for c in columns
+            )
+            await self.sql(f"UPDATE {table} SET {moved}", s=seconds)
+        if service_away:
+            await self.sql(
+                "UPDATE service_clocks SET alive_at = alive_at - make_interval(secs => :s), "
+                "counted_until = counted_until - make_interval(secs => :s)",
+                s=seconds,
+            )
+        await self.sql(
+            "UPDATE service_clocks SET up_since = up_since - make_interval(secs => :s)", s=seconds
+        )
+
     async def close(self) -> None:
         """Close every client."""
         for client in self._clients:
@@ -106,6 +138,16 @@ async def _run(settings: Settings, folder: Path) -> AsyncIterator[Service]:
         service = Service(app, settings, app.state.context.database, folder)
         yield service
         await service.close()
+
+
+@pytest.fixture(scope="session")
+def make_service() -> Callable[[str, str, Path], AsyncIterator[Service]]:
+    """A function that runs the application on a database, for tests with a loop of their own."""
+
+    def make(url: str, redis_url: str, folder: Path) -> AsyncIterator[Service]:
+        return _run(make_settings(url, redis_url, folder), folder)
+
+    return make
 
 
 @pytest.fixture
@@ -153,6 +195,7 @@ class Worker:
         self.http = http
         self.node_id = ""
         self.attempt: dict[str, Any] = {}
+        self._scheduler: Scheduler | None = None
 
     async def register(self, name: str = "node-a", **changes: Any) -> dict[str, Any]:
         """Register a CPU node on which the emulated engine works."""
@@ -180,15 +223,20 @@ class Worker:
         return dict(answer.json())
 
     async def schedule(self) -> int:
-        """One tick of the scheduler."""
-        return await schedule(self.service.database, self.service.settings.controller)
+        """Ticks of the scheduler until nothing more can be placed; how many jobs were."""
+        settings = self.service.settings
+        if self._scheduler is None:
+            self._scheduler = Scheduler(
+                self.service.database, settings.controller, settings.scheduler
+            )
+        return await self._scheduler.run()
 
     async def reconcile(self, *, api_alive: bool = True) -> None:
         """One tick of the reconciler, just after the API has said that it lives (or not)."""
         if api_alive:
             async with self.service.database.transaction() as session:
                 await beat(session, API, self.service.settings.controller.downtime_tolerance)
-        await reconcile(self.service.database, self.service.settings.controller)
+        await Reconciler(self.service.database, self.service.settings).tick()
 
     async def placed(self, job_id: str) -> str:
         """The id of the job's live attempt."""

@@ -66,7 +66,9 @@ async def test_bad_specs_are_refused_and_not_stored(
 
 async def test_every_problem_of_a_spec_is_told_at_once(service: Any, spec: Any) -> None:
     user = await service.user()
-    answer = await user.post("/jobs", json=spec | {"colour": 1, "training": {"batch_size": 0}})
+    answer = await user.post(
+        "/jobs", json=spec | {"colour": 1, "training": {"batch_size": 0, "sequence_length": 64}}
+    )
     pointers = {error["pointer"] for error in answer.json()["errors"]}
     assert pointers == {"/colour", "/training/batch_size"}
 

@@ -1,94 +1,146 @@
-"""Placement: which node, in which order, and the words for why not."""
+"""Placement: which node, in which order, for whom one is kept free, and the words for why not."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
-from octrain_api.controller.placement import Candidate, Placement, choose, never_fits
-from octrain_api.controller.scheduler import schedule
+from octrain_api.controller.placement import Need, need_of, never_fits
+from octrain_api.controller.plan import DRAINED, NOT_HEARD, NodeView, Plan, Registry, Room
+from octrain_api.controller.scheduler import Scheduler
+from octrain_api.settings import SchedulerSettings
 
 OK = {"ok": True}
 
 
-@dataclass
-class _Node:
-    name: str
-    device_kinds: list[str] = field(default_factory=lambda: ["cpu"])
-    cpu_slots: int = 1
-    gpus: list[dict[str, Any]] = field(default_factory=list)
-    engines: dict[str, Any] = field(default_factory=lambda: {"emulated": OK})
-
-    @property
-    def id(self) -> str:
-        return f"node_{self.name}"
-
-
-def _gpu_node(name: str, count: int, **engines: Any) -> _Node:
-    return _Node(
-        name,
-        ["cpu", "cuda"],
-        gpus=[{"index": index} for index in range(count)],
-        engines=engines or {"te": OK, "emulated": OK},
-    )
+def _node(name: str, gpus: int = 0, cpu_slots: int = 1, **more: Any) -> NodeView:
+    kinds = ["cpu", "cuda"] if gpus else ["cpu"]
+    engines = {"emulated": OK, "te": OK} if gpus else {"emulated": OK}
+    values: dict[str, Any] = {
+        "id": f"node_{name}",
+        "name": name,
+        "device_kinds": kinds,
+        "cpu_slots": cpu_slots,
+        "gpus": [{"index": index} for index in range(gpus)],
+        "engines": engines,
+        "private_roots": False,
+        "described": 1,
+    }
+    return NodeView(**values | more)
 
 
-def _spec(device: str = "auto", gpus: int = 1, engine: str = "emulated") -> dict[str, Any]:
-    return {"resources": {"device": device, "gpus": gpus}, "recipe": {"engine": engine}}
+def _room(node: NodeView, cpu: int | None = None, gpus: int | None = None) -> Room:
+    """A room of which so much is free: all of it for None."""
+    free_cpu = node.cpu_slots if cpu is None else cpu
+    return Room(node, free_cpu, len(node.gpus) if gpus is None else gpus)
 
 
-def _choose(spec: Any, *candidates: Candidate, **more: Any) -> Placement | str:
-    more.setdefault("registered", [c.node for c in candidates])
-    return choose(spec, candidates, **more)
+def _plan(*rooms: Room, away: Sequence[NodeView] = (), drained: Sequence[NodeView] = ()) -> Plan:
+    closed = {node.id: NOT_HEARD for node in away} | {node.id: DRAINED for node in drained}
+    registry = Registry()
+    registry.update([*(room.node for room in rooms), *away, *drained])
+    return Plan(rooms, closed, registry)
 
 
-def test_auto_is_cuda_where_any_node_has_it() -> None:
-    cpu, gpu = Candidate(_Node("a")), Candidate(_gpu_node("b", 2))
-    assert _choose(_spec(), cpu) == Placement("node_a", "cpu", [])
-    assert _choose(_spec(), cpu, gpu) == Placement("node_b", "cuda", [0])
-    gpu.gpus_used = {0, 1}
-    waits = _choose(_spec(), cpu, gpu)
-    assert isinstance(waits, str)
-    assert waits.startswith("1 free GPU(s): b has 0 of 2 GPU(s) free")
-    assert _choose(_spec("cpu"), cpu, gpu) == Placement("node_a", "cpu", [])
+def _place(plan: Plan, need: str, job: str = "job", avoid: Sequence[str] = ()) -> Any:
+    """(node's name, device, GPUs), or what the job waits for."""
+    choice = plan.place(job, Need.parse(need), avoid)
+    if choice is None:
+        return plan.why_not(Need.parse(need))
+    return choice.node.name, choice.device, choice.gpus
+
+
+def test_a_need_is_its_text() -> None:
+    spec = {"resources": {"device": "auto", "gpus": 4}, "recipe": {"engine": "te"}}
+    need = need_of(spec)
+    assert str(need) == "auto:4:te"
+    assert str(need.on("node_1")) == "auto:4:te@node_1"
+    for text in ("auto:4:te", "cpu:1:emulated@node_1"):
+        assert str(Need.parse(text)) == text
+
+
+def test_auto_is_cuda_where_any_registered_node_has_it() -> None:
+    cpu, gpu = _node("a"), _node("b", gpus=2)
+    assert _place(_plan(_room(cpu)), "auto:1:emulated") == ("a", "cpu", 0)
+    assert _place(_plan(_room(cpu), _room(gpu)), "auto:1:emulated") == ("b", "cuda", 1)
+    full = _plan(_room(cpu), _room(gpu, gpus=0))
+    assert _place(full, "auto:1:emulated") == "1 free GPU(s): b has 0 of 2 GPU(s) free"
+    assert _place(full, "cpu:1:emulated") == ("a", "cpu", 0)
     # The only GPU node is away for the moment: the job waits for it all the same.
-    assert isinstance(_choose(_spec(), cpu, registered=[cpu.node, gpu.node]), str)
+    assert "but b is not heard" in _place(_plan(_room(cpu), away=[gpu]), "auto:1:emulated")
 
 
 def test_gpus_are_taken_from_the_fullest_node_that_fits() -> None:
-    large, small = Candidate(_gpu_node("large", 8)), Candidate(_gpu_node("small", 2))
-    assert _choose(_spec(), large, small) == Placement("node_small", "cuda", [0])
-    assert _choose(_spec(gpus=4), large, small) == Placement("node_large", "cuda", [0, 1, 2, 3])
-    large.gpus_used = {0, 2}
-    assert _choose(_spec(gpus=4), large, small) == Placement("node_large", "cuda", [1, 3, 4, 5])
+    large, small = _node("large", gpus=8), _node("small", gpus=2)
+    plan = _plan(_room(large), _room(small))
+    assert [_place(plan, need)[0] for need in ("cuda:1:te", "cuda:4:te", "cuda:1:te")] == [
+        "small",
+        "large",
+        "small",
+    ]
+    assert _place(plan, "cuda:4:te")[0] == "large"
+    assert "large has 0 of 8" in _place(plan, "cuda:1:te")
+
+
+def test_cpu_jobs_go_to_the_emptiest_node() -> None:
+    plan = _plan(_room(_node("a", cpu_slots=2)), _room(_node("b", cpu_slots=2), cpu=1))
+    assert [_place(plan, "cpu:1:emulated")[0] for _ in range(3)] == ["a", "a", "b"]
 
 
 def test_refusals_say_what_is_missing() -> None:
-    node = _Node("a", engines={"te": {"ok": False, "reasons": ["no CUDA device"]}})
-    assert "no CUDA device" in str(_choose(_spec(engine="te"), Candidate(node)))
-    assert "does not know the engine 'torchao'" in str(
-        _choose(_spec(engine="torchao"), Candidate(node))
-    )
-    assert "offers no cuda device" in str(_choose(_spec("cuda"), Candidate(node)))
-    assert never_fits(_spec(), []) is None
-    assert never_fits(_spec(), [node]) is not None
-    assert never_fits(_spec(gpus=4, device="cuda"), [_gpu_node("g", 2)]) == [
-        "g has 2 GPU(s), not 4"
-    ]
-    busy = Candidate(_Node("a"), cpu_used=1)
-    assert _choose(_spec(), busy) == "a free CPU slot: a has all 1 CPU slot(s) in use"
-    assert never_fits(_spec(), [busy.node]) is None
-    assert "none is registered" in str(choose(_spec(), [], registered=[]))
-    assert "none of the registered" in str(choose(_spec(), [], registered=[_Node("a")]))
+    node = _node("a", engines={"te": {"ok": False, "reasons": ["no CUDA device"]}})
+    plan = _plan(_room(node))
+    assert "no CUDA device" in _place(plan, "auto:1:te")
+    assert "does not know the engine 'torchao'" in _place(plan, "auto:1:torchao")
+    assert "offers no cuda device" in _place(plan, "cuda:1:te")
+    spec = {"resources": {"device": "auto", "gpus": 1}, "recipe": {"engine": "emulated"}}
+    assert never_fits(spec, []) is None
+    assert never_fits(spec, [node]) is not None
+    assert never_fits(spec, [_node("b")]) is None
+    many = {"resources": {"device": "cuda", "gpus": 4}, "recipe": {"engine": "te"}}
+    assert never_fits(many, [_node("g", gpus=2)]) == ["g has 2 GPU(s), not 4"]
+    busy = _plan(_room(_node("a"), cpu=0))
+    assert _place(busy, "cpu:1:emulated") == "a free CPU slot: a has all 1 CPU slot(s) in use"
+    assert "none is registered" in _place(_plan(), "cpu:1:emulated")
+    assert "none of the registered" in _place(_plan(away=[node]), "cpu:1:emulated")
+    assert _place(_plan(drained=[node]), "cpu:1:emulated") == "an open node: a is drained"
 
 
 def test_a_node_that_failed_comes_last_and_a_pin_binds() -> None:
-    a, b = Candidate(_Node("a")), Candidate(_Node("b"))
-    assert _choose(_spec(), a, b, avoid=["node_a"]) == Placement("node_b", "cpu", [])
-    assert _choose(_spec(), a, avoid=["node_a"]) == Placement("node_a", "cpu", [])
-    assert _choose(_spec(), a, b, pinned="node_b") == Placement("node_b", "cpu", [])
-    assert "its node" in str(_choose(_spec(), a, b, pinned="node_c"))
+    def plan() -> Plan:
+        return _plan(_room(_node("a")), _room(_node("b")), away=[_node("c", private_roots=True)])
+
+    assert _place(plan(), "cpu:1:emulated", avoid=["node_a"])[0] == "b"
+    both = plan()
+    assert [_place(both, "cpu:1:emulated", avoid=["node_a"])[0] for _ in range(2)] == ["b", "a"]
+    assert _place(plan(), "cpu:1:emulated@node_b")[0] == "b"
+    assert "lie on c, which is not heard" in _place(plan(), "cpu:1:emulated@node_c")
+    # A node whose files all nodes reach by now binds nobody.
+    assert str(plan().effective(Need.parse("cpu:1:emulated@node_b"))) == "cpu:1:emulated"
+    assert plan().effective(Need.parse("cpu:1:emulated@node_c")).pinned == "node_c"
+
+
+def test_a_held_node_is_left_alone_by_those_behind() -> None:
+    large, small = _room(_node("large", gpus=4), gpus=3), _room(_node("small", gpus=2), gpus=1)
+    plan = _plan(large, small)
+    need = Need.parse("cuda:4:te")
+    assert plan.place("big", need) is None
+    assert plan.hold("big", need, None) == "node_large"
+    assert _place(plan, "cuda:1:te", "next")[0] == "small"
+    waits = _place(plan, "cuda:1:te", "last")
+    assert "large has 3 of 4 GPU(s) free, kept for another job" in waits
+    assert "large is kept free for the first such job" in plan.why_not(need)
+    assert _place(plan, "cpu:1:emulated", "cpu")[0] in ("large", "small")
+
+
+def test_the_node_held_before_is_kept() -> None:
+    a, b = _room(_node("a", gpus=4), gpus=1), _room(_node("b", gpus=4), gpus=3)
+    need = Need.parse("cuda:4:te")
+    assert _plan(a, b).hold("job", need, "node_a") == "node_a"
+    a.held_for = None
+    assert _plan(a, b).hold("job", need, "node_gone") == "node_b"
 
 
 async def test_priority_then_age(worker: Any, user: Any, submit: Any) -> None:
@@ -123,8 +175,11 @@ async def test_two_schedulers_at_once_place_each_job_once(
     await worker.register(cpu_slots=3)
     for _ in range(6):
         await submit(user)
-    settings = lone_service.settings.controller
-    await asyncio.gather(*(schedule(lone_service.database, settings) for _ in range(4)))
+    settings = lone_service.settings
+    schedulers = [
+        Scheduler(lone_service.database, settings.controller, settings.scheduler) for _ in range(4)
+    ]
+    await asyncio.gather(*(scheduler.run() for scheduler in schedulers))
     rows = await lone_service.sql("SELECT job_id, fencing_token FROM attempts")
     assert len(rows) == len({row.job_id for row in rows}) == 3
     assert len({row.fencing_token for row in rows}) == 3
@@ -184,3 +239,133 @@ async def test_nodes_are_listed_with_what_is_free(worker: Any, user: Any, runnin
     assert (nodes["node-a"]["live"], nodes["node-a"]["cpu_slots_used"]) == (True, 1)
     assert nodes["node-a"]["engines"]["te"]["ok"] is False
     assert (nodes["gpu"]["gpus"][0]["name"], nodes["gpu"]["gpus_used"]) == ("H200", [])
+
+
+GPU_NODE: dict[str, Any] = {
+    "device_kinds": ["cpu", "cuda"],
+    "cpu_slots": 4,
+    "gpus": [
+        {"index": i, "name": "H200", "memory_bytes": 1, "compute_capability": "9.0"}
+        for i in range(4)
+    ],
+}
+
+
+def _gpus(count: int) -> dict[str, Any]:
+    return {"device": "cuda", "gpus": count}
+
+
+async def test_a_job_of_many_gpus_is_not_starved(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """Small jobs come for ever; the large one runs as soon as those before it have ended."""
+    settings = lone_service.settings
+    worker._scheduler = Scheduler(
+        lone_service.database, settings.controller, SchedulerSettings(reserve_after=60)
+    )
+    await worker.register("gpu", **GPU_NODE)
+    small = [await submit(user, resources=_gpus(1)) for _ in range(4)]
+    assert await worker.schedule() == 4
+    large = await submit(user, resources=_gpus(4))
+    claims = []
+    for job_id in small:
+        await worker.claim(await worker.placed(job_id))
+        claims.append(worker.attempt)
+
+    async def end_one() -> None:
+        worker.attempt = claims.pop(0)
+        await worker.finish("succeeded", "completed")
+
+    late = await submit(user, resources=_gpus(1))
+    await end_one()
+    assert await worker.schedule() == 1, "it has not waited for a minute yet"
+    assert (await user.get(f"/jobs/{late}")).json()["status"] == "starting"
+    await lone_service.advance(61)
+    await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json={})
+    later = await submit(user, resources=_gpus(1))
+    on_cpu = await submit(user, resources={"device": "cpu"})
+    await end_one()
+    assert await worker.schedule() == 1
+    assert (await user.get(f"/jobs/{on_cpu}")).json()["status"] == "starting"
+    job = (await user.get(f"/jobs/{later}")).json()
+    assert job["waiting_for"].endswith("gpu has 1 of 4 GPU(s) free, kept for another job")
+    await end_one()
+    await end_one()
+    await worker.claim(await worker.placed(late))
+    await worker.finish("succeeded", "completed")
+    assert await worker.schedule() == 1
+    assert (await user.get(f"/jobs/{large}")).json()["status"] == "starting"
+
+
+async def test_position_and_reason_are_true_at_the_tick(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    settings = lone_service.settings
+    worker._scheduler = Scheduler(
+        lone_service.database, settings.controller, SchedulerSettings(refresh=0)
+    )
+    first, second = await submit(user), await submit(user)
+    fresh = (await user.get(f"/jobs/{first}")).json()
+    assert (fresh["queue_position"], fresh["waiting_for"]) == (1, "the scheduler")
+    assert fresh["queue_as_of"] is None
+    await worker.schedule()
+    answer = await user.get(f"/jobs/{second}")
+    job = answer.json()
+    assert (job["queue_position"], job["waiting_for"]) == (
+        1,
+        "a free CPU slot: node-a has all 1 CPU slot(s) in use",
+    )
+    [row] = await lone_service.sql("SELECT as_of FROM queue_groups")
+    assert datetime.fromisoformat(job["queue_as_of"]) == row.as_of
+    await worker.schedule()
+    again = (await user.get(f"/jobs/{second}")).json()
+    assert again["queue_as_of"] > job["queue_as_of"]
+    # A change of the reason alone is a change of the representation.
+    await lone_service.sql("UPDATE queue_groups SET waiting_for = 'something else'")
+    headers = {"If-None-Match": answer.headers["ETag"]}
+    assert (await user.get(f"/jobs/{second}", headers=headers)).status_code == 200
+    await user.post(f"/jobs/{second}/cancel")
+    await worker.schedule()
+    assert not await lone_service.sql("SELECT 1 FROM queue_groups")
+
+
+async def test_a_full_batch_is_followed_by_the_next(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    settings = lone_service.settings
+    scheduler = Scheduler(lone_service.database, settings.controller, SchedulerSettings(batch=2))
+    await worker.register(cpu_slots=3)
+    for _ in range(5):
+        await submit(user)
+    assert [await scheduler.tick() for _ in range(3)] == [(2, True), (1, False), (0, False)]
+
+
+async def test_placing_makes_the_same_row_and_event_as_the_table(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """The set-based edge leaves no queue state behind and tells the same story."""
+    limits = {"max_queue_time_seconds": 60, "stall_timeout_seconds": 77, "lease_ttl_seconds": 99}
+    job_id = await submit(user, limits=limits)
+    await lone_service.sql("UPDATE jobs SET next_attempt_at = now(), reason = 'x', detail = 'y'")
+    await worker.schedule()
+    [row] = await lone_service.sql(
+        "SELECT j.status, j.reason, j.detail, j.next_attempt_at, j.queue_deadline_at, j.version, "
+        "j.sequence, j.attempt, a.number, a.status AS placed, a.lease_seconds, a.stall_seconds, "
+        "a.fencing_token > 0 AS fenced, o.task_id, o.payload, a.id AS attempt_id "
+        "FROM jobs j JOIN attempts a ON a.job_id = j.id JOIN outbox o ON o.attempt_id = a.id"
+    )
+    assert (row.status, row.reason, row.detail) == ("starting", None, None)
+    assert (row.next_attempt_at, row.queue_deadline_at) == (None, None)
+    assert (row.version, row.sequence, row.attempt, row.number) == (3, 2, 1, 1)
+    assert (row.placed, row.lease_seconds, row.stall_seconds, row.fenced) == (
+        "placed",
+        99,
+        77,
+        True,
+    )
+    assert row.task_id == f"{job_id}:1"
+    assert row.payload == {"job_id": job_id, "attempt_id": row.attempt_id, "attempt": 1}
+    event = (await user.get(f"/jobs/{job_id}/events")).json()["items"][-1]
+    assert (event["seq"], event["kind"], event["actor"]) == (2, "status", "scheduler")
+    assert (event["attempt"], event["message"]) == (1, "Placed on node node-a.")
+    assert event["data"].items() >= {"from": "queued", "to": "starting", "device": "cpu"}.items()

@@ -13,31 +13,36 @@ from octrain_api.jobs.transitions import FINAL, PLACED, Actor, Status, Transitio
 from octrain_api.models import Attempt, Job
 
 # (from, to): the actors that may, by the words of the design; `*` marks what needs a claimed
-# attempt, `-` what needs that no attempt lives, `+` what needs a live one.
+# attempt, `-` what needs that no attempt lives, `+` what needs a live one; `u` and `s` what needs
+# besides that no attempt lives that a user, or the service, asked for the stop.
 LEGAL = {
     ("queued", "starting"): {"scheduler+"},
     ("queued", "paused"): {"user-"},
     ("queued", "cancelled"): {"user-"},
+    ("queued", "failed"): {"reconciler-"},
     ("starting", "running"): {"supervisor*"},
-    ("starting", "queued"): {"scheduler-", "supervisor-", "reconciler-"},
-    ("starting", "pausing"): {"user*"},
+    ("starting", "queued"): {"scheduler-", "supervisor-", "reconciler-", "user-"},
+    ("starting", "pausing"): {"user*", "scheduler*", "reconciler*"},
     ("starting", "paused"): {"user-"},
-    ("starting", "cancelling"): {"user*"},
+    ("starting", "cancelling"): {"user*", "reconciler*"},
     ("starting", "cancelled"): {"user-"},
     ("starting", "succeeded"): {"supervisor-"},
     ("starting", "failed"): {"supervisor-", "reconciler-"},
     ("running", "queued"): {"supervisor-", "reconciler-"},
-    ("running", "pausing"): {"user*"},
-    ("running", "cancelling"): {"user*"},
+    ("running", "pausing"): {"user*", "scheduler*", "reconciler*"},
+    ("running", "cancelling"): {"user*", "reconciler*"},
     ("running", "succeeded"): {"supervisor-"},
     ("running", "failed"): {"supervisor-", "reconciler-"},
-    ("pausing", "paused"): {"supervisor-", "reconciler-"},
-    ("pausing", "cancelling"): {"user*"},
+    ("pausing", "queued"): {"supervisors", "reconcilers"},
+    ("pausing", "paused"): {"supervisoru", "reconcileru"},
+    ("pausing", "cancelling"): {"user*", "reconciler*"},
     ("pausing", "succeeded"): {"supervisor-"},
     ("pausing", "failed"): {"supervisor-", "reconciler-"},
     ("paused", "queued"): {"user-"},
     ("paused", "cancelled"): {"user-"},
-    ("cancelling", "cancelled"): {"supervisor-", "reconciler-"},
+    ("cancelling", "succeeded"): {"supervisors"},
+    ("cancelling", "failed"): {"supervisors", "reconcilers"},
+    ("cancelling", "cancelled"): {"supervisoru", "reconcileru"},
 }
 
 
@@ -50,6 +55,7 @@ def _job(status: Status, spec: dict[str, Any]) -> Job:
         notes="",
         priority=0,
         spec=resolved,
+        need="cpu:1:emulated",
         status=status.value,
     )
 
@@ -66,14 +72,21 @@ def _attempt(job: Job, attempt_status: str) -> Attempt | None:
 async def test_every_pair_is_as_the_design_says(service: Any, spec: Any, source: Status) -> None:
     wrong = []
     async with service.database.session() as session:
-        for to, actor, alive in itertools.product(Status, Actor, ("none", "placed", "claimed")):
+        for to, actor, alive, stop in itertools.product(
+            Status, Actor, ("none", "placed", "claimed"), (None, "stalled")
+        ):
             job = _job(source, spec)
+            job.reason = stop
             session.add(job)
             await session.flush()
             allowed = LEGAL.get((source.value, to.value), set())
             expected = any(
                 f"{actor.value}{mark}" in allowed
-                for mark in {"none": "-", "placed": "+", "claimed": "+*"}[alive]
+                for mark in {
+                    "none": "-s" if stop else "-u",
+                    "placed": "+",
+                    "claimed": "+*",
+                }[alive]
             )
             try:
                 await transitions.apply(
@@ -83,7 +96,7 @@ async def test_every_pair_is_as_the_design_says(service: Any, spec: Any, source:
             except TransitionRefused:
                 happened = False
             if happened != expected or job.status != (to if happened else source):
-                wrong.append((source, to, actor, alive, happened))
+                wrong.append((source, to, actor, alive, stop, happened))
             assert job.sequence == int(happened), "one event for a change, none for a refusal"
             assert job.version == 1 + int(happened)
         await session.rollback()

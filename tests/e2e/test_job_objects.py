@@ -130,7 +130,8 @@ class Poller:
         assert after["version"] >= before["version"]
         assert after["last_event"] >= before["last_event"]
         if after["version"] == before["version"]:
-            assert {**after, "queue_position": 0} == {**before, "queue_position": 0}
+            queue = {"queue_position": 0, "queue_as_of": 0, "waiting_for": 0}
+            assert {**after, **queue} == {**before, **queue}
         if after["status"] != before["status"]:
             restarted = after["attempt"] > before["attempt"] or after["status"] == "queued"
             assert restarted or after["status"] in LATER[before["status"]]

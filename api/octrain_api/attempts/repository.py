@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.clocks import api_up_since
 from octrain_api.database import database_now
 from octrain_api.models import Artifact, Attempt, Job, Node, Outbox, fencing_tokens
 
@@ -51,26 +52,60 @@ class AttemptRepository:
         """The message is no longer needed: the attempt is claimed or has ended."""
         await self._session.execute(delete(Outbox).where(Outbox.attempt_id == attempt_id))
 
-    async def claim(self, attempt: Attempt, supervisor: str) -> None:
-        """Mark the attempt as claimed now and start its lease."""
+    async def claim(self, attempt: Attempt, supervisor: str, max_run_time: int | None) -> None:
+        """Mark the attempt as claimed now; start its lease, and the clock of its job's run time."""
         now = await database_now(self._session)
         attempt.status = "running"
         attempt.supervisor = supervisor
         attempt.claimed_at = now
         attempt.last_heartbeat_at = now
+        attempt.progress_at = now
         attempt.lease_expires_at = now + timedelta(seconds=attempt.lease_seconds)
+        if max_run_time is not None:
+            left = timedelta(seconds=max_run_time) - await self._run_time(attempt.job_id)
+            attempt.run_deadline_at = now + max(left, timedelta())
         await self._session.flush()
+
+    async def _run_time(self, job_id: str) -> timedelta:
+        """How long the ended attempts of the job ran together."""
+        ran = func.sum(Attempt.ended_at - Attempt.claimed_at)
+        statement = select(ran).where(Attempt.job_id == job_id, Attempt.status == "ended")
+        return await self._session.scalar(statement) or timedelta()
+
+    async def progressed(self, attempt: Attempt) -> bool:
+        """The step or the phase has changed now; whether the attempt was stalled until now."""
+        attempt.progress_at = await database_now(self._session)
+        was_stalled = attempt.stalled_since is not None
+        attempt.stalled_since = None
+        return was_stalled
+
+    async def failed_like(self, attempt: Attempt) -> bool:
+        """Whether an earlier attempt of the job ended for the same reason at the same step."""
+        statement = select(
+            exists().where(
+                Attempt.job_id == attempt.job_id,
+                Attempt.number < attempt.number,
+                Attempt.reason == attempt.reason,
+                Attempt.step.is_not_distinct_from(attempt.step),
+            )
+        )
+        return bool(await self._session.scalar(statement))
 
     async def renew(self, attempt: Attempt, job: Job, forced_lease: int) -> int:
         """Renew the lease and return the seconds it now has.
 
-        Past the deadline of a cancel it is not renewed beyond deadline + `forced_lease`, so that a
-        supervisor that is alive but does not end its trainer loses the attempt all the same.
+        Past the deadline of a cancel or pause it is not renewed beyond deadline + `forced_lease`,
+        so that a supervisor that is alive but does not end its trainer loses the attempt all the
+        same.
         """
         now = await database_now(self._session)
         expires = now + timedelta(seconds=attempt.lease_seconds)
-        if job.cancel_deadline_at is not None:
-            expires = min(expires, job.cancel_deadline_at + timedelta(seconds=forced_lease))
+        if job.stop_deadline_at is not None:
+            expires = min(expires, job.stop_deadline_at + timedelta(seconds=forced_lease))
+        heard = attempt.last_heartbeat_at
+        up_since = await api_up_since(self._session)
+        if heard is not None and up_since is not None and heard < up_since:
+            attempt.outage_at = now
         attempt.lease_expires_at = expires
         attempt.last_heartbeat_at = now
         attempt.unreachable_since = None
@@ -98,16 +133,39 @@ class AttemptRepository:
         await self._session.flush()
         await self.forget_message(attempt.id)
 
-    async def newest_checkpoint(self, job_id: str) -> Artifact | None:
-        """The registered checkpoint with the highest step; of equal ones the newest."""
+    async def newest_checkpoints(self, job_id: str, limit: int) -> Sequence[Artifact]:
+        """Registered checkpoints not known to be damaged: by step, then age, newest first."""
         statement = (
             select(Artifact)
             .where(Artifact.job_id == job_id, Artifact.kind == "checkpoint")
-            .where(Artifact.step.is_not(None))
+            .where(Artifact.step.is_not(None), ~Artifact.damaged)
+            .order_by(Artifact.step.desc(), Artifact.created_at.desc())
+            .limit(limit)
+        )
+        return (await self._session.scalars(statement)).all()
+
+    async def checkpoint_node(self, job_id: str) -> str | None:
+        """The node on which the newest of these was written."""
+        statement = (
+            select(Attempt.node_id)
+            .join(Artifact, Artifact.attempt_id == Attempt.id)
+            .where(Artifact.job_id == job_id, Artifact.kind == "checkpoint")
+            .where(Artifact.step.is_not(None), ~Artifact.damaged)
             .order_by(Artifact.step.desc(), Artifact.created_at.desc())
             .limit(1)
         )
         return (await self._session.scalars(statement)).one_or_none()
+
+    async def mark_damaged(self, job_id: str, artifact_id: str) -> bool:
+        """Resume from this checkpoint of the job no more; whether that is news."""
+        statement = (
+            update(Artifact)
+            .where(Artifact.id == artifact_id, Artifact.job_id == job_id)
+            .where(Artifact.kind == "checkpoint", ~Artifact.damaged)
+            .values(damaged=True)
+            .returning(Artifact.id)
+        )
+        return (await self._session.execute(statement)).first() is not None
 
     async def find_artifact(self, attempt_id: str, kind: str, name: str) -> Artifact | None:
         """The artifact that this attempt registered under this name."""

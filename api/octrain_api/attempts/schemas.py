@@ -19,8 +19,9 @@ class ClaimRequest(BaseModel):
 
 
 class ResumeFrom(BaseModel):
-    """The checkpoint to go on from."""
+    """A checkpoint to go on from."""
 
+    artifact_id: str
     step: int
     url: str
     manifest: dict[str, Any]
@@ -43,10 +44,21 @@ class Claim(BaseModel):
     fencing_token: int
     spec: dict[str, Any]
     wanted: Wanted
+    wanted_reason: str | None = Field(
+        default=None, description="why the service wants the stop; null when a user asked"
+    )
+    stop_within_seconds: float | None = Field(
+        default=None, description="what is left of a pause's or cancel's deadline"
+    )
     lease_seconds: int
     heartbeat_interval_seconds: int
     artifact_prefix: str
-    resume_from: ResumeFrom | None
+    resume_from: ResumeFrom | None = Field(description="the first of the candidates")
+    resume_candidates: list[ResumeFrom] = Field(
+        default=[],
+        description="checkpoints, best first; one that does not verify is told by an event record "
+        'of kind "checkpoint_torn" with data.artifact_id, and the next one is tried',
+    )
     model_from: ModelFrom | None = Field(
         default=None, description="for `model.source` job; null if that model is gone"
     )
@@ -71,6 +83,12 @@ class HeartbeatAnswer(BaseModel):
     """What is wanted of the attempt, and for how long it may go on without another answer."""
 
     wanted: Wanted
+    wanted_reason: str | None = Field(
+        default=None, description="why the service wants the stop; null when a user asked"
+    )
+    stop_within_seconds: float | None = Field(
+        default=None, description="what is left of a pause's or cancel's deadline"
+    )
     lease_seconds: int
 
 

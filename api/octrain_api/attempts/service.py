@@ -6,6 +6,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.artifacts.store import check_registration
+from octrain_api.attempts.progress import follow_checkpoint, note_progress
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.attempts.schemas import (
     ArtifactRequest,
@@ -20,9 +21,10 @@ from octrain_api.attempts.schemas import (
     Wanted,
 )
 from octrain_api.attempts.telemetry import TelemetryWriter
+from octrain_api.database import database_now
 from octrain_api.events.repository import EventRepository
 from octrain_api.ids import new_id
-from octrain_api.jobs import endings
+from octrain_api.jobs import endings, limits
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.models import Artifact, Attempt, Job
@@ -31,6 +33,8 @@ from octrain_api.numbers import clean_text
 from octrain_api.problems import Problem, conflict, not_found
 from octrain_api.settings import Settings
 
+# How many checkpoints a claim offers: each is tried only when those before it are damaged.
+_MAX_CANDIDATES = 10
 _WANTED: dict[str, Wanted] = {Status.PAUSING: "pause", Status.CANCELLING: "cancel"}
 
 
@@ -87,7 +91,7 @@ class AttemptService:
         if attempt.claimed_at is not None and attempt.supervisor != supervisor:
             raise _stale("Another supervisor has claimed this attempt.")
         if attempt.claimed_at is None:
-            await self._attempts.claim(attempt, supervisor)
+            await self._attempts.claim(attempt, supervisor, limits.max_run_time(job))
             await self._attempts.forget_message(attempt.id)
             job.avoid_nodes = []
             node = await NodeRepository(self._session).get(attempt.node_id)
@@ -99,7 +103,8 @@ class AttemptService:
                 attempt=attempt.number,
                 data={"attempt_id": attempt.id, "node_id": attempt.node_id},
             )
-        checkpoint = await self._attempts.newest_checkpoint(job.id)
+        checkpoints = await self._attempts.newest_checkpoints(job.id, _MAX_CANDIDATES)
+        candidates = [_resume_from(checkpoint) for checkpoint in checkpoints]
         return Claim(
             attempt_id=attempt.id,
             job_id=job.id,
@@ -107,10 +112,13 @@ class AttemptService:
             fencing_token=attempt.fencing_token,
             spec=job.spec,
             wanted=wanted_of(job),
+            wanted_reason=job.reason,
+            stop_within_seconds=await self._stop_within(job),
             lease_seconds=attempt.lease_seconds,
             heartbeat_interval_seconds=self._settings.controller.heartbeat_interval,
             artifact_prefix=artifact_prefix(attempt),
-            resume_from=_resume_from(checkpoint) if checkpoint is not None else None,
+            resume_from=candidates[0] if candidates else None,
+            resume_candidates=candidates,
             model_from=await self._model_from(job.spec["model"]),
             device=attempt.device,
             gpu_indices=attempt.gpu_indices,
@@ -135,13 +143,26 @@ class AttemptService:
                 message="The supervisor is heard again.",
                 attempt=attempt.number,
             )
+        lease = await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
         phase = clean_text(request.phase) if request.phase is not None else attempt.phase
         step = request.step if request.step is not None else attempt.step
         if (phase, step) != (attempt.phase, attempt.step):
             attempt.phase, attempt.step = phase, step
             job.version += 1
-        lease = await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
-        return HeartbeatAnswer(wanted=wanted_of(job), lease_seconds=lease)
+            await note_progress(self._session, job, attempt)
+        return HeartbeatAnswer(
+            wanted=wanted_of(job),
+            wanted_reason=job.reason,
+            stop_within_seconds=await self._stop_within(job),
+            lease_seconds=lease,
+        )
+
+    async def _stop_within(self, job: Job) -> float | None:
+        """Seconds that a pause or cancel still has; 0 when they are over, None without one."""
+        if job.stop_deadline_at is None:
+            return None
+        left = job.stop_deadline_at - await database_now(self._session)
+        return max(left.total_seconds(), 0.0)
 
     async def telemetry(self, attempt_id: str, request: TelemetryRequest) -> int:
         """Store each record exactly once; the number of the last one stored."""
@@ -186,6 +207,8 @@ class AttemptService:
             files=[file.model_dump() for file in request.files],
         )
         await self._attempts.add_artifact(artifact)
+        if artifact.kind == "checkpoint":
+            await follow_checkpoint(self._session, job)
         await EventRepository(self._session).append(
             job,
             kind="artifact",
@@ -223,7 +246,14 @@ class AttemptService:
             detail=report["detail"],
             exit_code=request.exit_code,
         )
-        await endings.after_finish(self._session, job, attempt, request.outcome, request.resumable)
+        await endings.after_finish(
+            self._session,
+            self._settings.scheduler,
+            job,
+            attempt,
+            request.outcome,
+            request.resumable,
+        )
         return job.status
 
 
@@ -235,6 +265,7 @@ def artifact_prefix(attempt: Attempt) -> str:
 def _resume_from(checkpoint: Artifact) -> ResumeFrom:
     assert checkpoint.step is not None
     return ResumeFrom(
+        artifact_id=checkpoint.id,
         step=checkpoint.step,
         url=checkpoint.url,
         manifest={"complete": True, "step": checkpoint.step, "files": checkpoint.files},

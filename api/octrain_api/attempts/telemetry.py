@@ -6,6 +6,8 @@ from typing import Any
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.attempts.progress import follow_checkpoint, note_progress
+from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.attempts.schemas import (
     ArtifactRecord,
     CheckpointRecord,
@@ -25,6 +27,9 @@ from octrain_api.logs.repository import LogRepository
 from octrain_api.metrics.repository import MetricRepository, Points
 from octrain_api.models import Attempt, Job
 from octrain_api.numbers import clean, clean_text, encode
+
+# The kind of event by which a node tells that a stored checkpoint does not verify.
+CHECKPOINT_TORN = "checkpoint_torn"
 
 
 def _understand(raw: dict[str, Any]) -> Record:
@@ -48,6 +53,7 @@ class TelemetryWriter:
         self._attempt = attempt
         self._points: dict[str, Points] = {}
         self._lines: list[tuple[float, str, str]] = []
+        self._moved = False
 
     async def write(self, first_seq: int, records: Sequence[dict[str, Any]]) -> None:
         """Store the records; the caller has cut off those that are stored already."""
@@ -61,6 +67,8 @@ class TelemetryWriter:
             changed = await self._take(record) or changed
         await self._flush_metrics()
         await self._flush_logs()
+        if self._moved:
+            await note_progress(self._session, self._job, self._attempt)
         if changed or self._points or self._lines:
             self._job.version += 1
             await notify_job(self._session, self._job.id)
@@ -71,6 +79,7 @@ class TelemetryWriter:
         match record:
             case MetricsRecord():
                 await self._training_began()
+                self._at_step(record.step)
                 for name, value in record.values.items():
                     steps, values = self._points.setdefault(clean_text(name), ([], []))
                     steps.append(record.step)
@@ -82,12 +91,15 @@ class TelemetryWriter:
                 return True
             case PhaseRecord():
                 self._attempt.phase = clean_text(record.phase)
+                self._moved = True
                 if record.phase == "training":
                     await self._training_began()
                 await self._event("phase", f"The trainer is {self._attempt.phase}.", {})
                 return True
             case EventRecord():
                 await self._event(record.kind, record.message, record.data)
+                if record.kind == CHECKPOINT_TORN:
+                    await self._checkpoint_torn(record.data)
             case CheckpointRecord():
                 await self._event(
                     "checkpoint",
@@ -118,13 +130,25 @@ class TelemetryWriter:
 
     def _progress(self, record: ProgressRecord) -> None:
         job = self._job
-        self._attempt.step = record.step
+        self._at_step(record.step)
         job.step = record.step
         job.eta_seconds = record.eta_seconds
         if record.total_steps is not None:
             job.total_steps = record.total_steps
         if record.tokens is not None:
             job.tokens = record.tokens
+
+    def _at_step(self, step: int) -> None:
+        self._moved = self._moved or step != self._attempt.step
+        self._attempt.step = step
+
+    async def _checkpoint_torn(self, data: dict[str, Any]) -> None:
+        """The node has read a stored checkpoint and found other files than were registered."""
+        artifact_id = data.get("artifact_id")
+        if isinstance(artifact_id, str):
+            attempts = AttemptRepository(self._session)
+            if await attempts.mark_damaged(self._job.id, clean_text(artifact_id)):
+                await follow_checkpoint(self._session, self._job)
 
     async def _event(self, kind: str, message: str, data: dict[str, Any]) -> None:
         # `status` belongs to the transition table alone.

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable
 import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
-from octrain_api.controller.reconciler import reconcile
+from octrain_api.controller.reconciler import Reconciler
 from octrain_api.controller.relay import BrokerUnavailable, CelerySender, place_elsewhere, relay
-from octrain_api.controller.scheduler import schedule
+from octrain_api.controller.scheduler import Scheduler
 from octrain_api.database import Database
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
 from octrain_api.migrate import check_schema
@@ -124,6 +124,8 @@ class _Loops:
     def __init__(self, database: Database, settings: Settings, sender: CelerySender) -> None:
         self._database = database
         self._settings = settings.controller
+        self._reconciler = Reconciler(database, settings)
+        self._scheduler = Scheduler(database, settings.controller, settings.scheduler)
         self._sender = sender
         self._broker_pause = 0.0
         self.wake_scheduler = asyncio.Event()
@@ -151,8 +153,11 @@ class _Loops:
             await wait_for(wake, self._settings.tick)
 
     async def _schedule(self) -> None:
-        if await schedule(self._database, self._settings):
+        placed, more = await self._scheduler.tick()
+        if placed:
             self._wake_relay.set()
+        if more:
+            self.wake_scheduler.set()
 
     async def _relay(self) -> None:
         try:
@@ -165,4 +170,4 @@ class _Loops:
         await place_elsewhere(self._database, self._settings)
 
     async def _reconcile(self) -> None:
-        await reconcile(self._database, self._settings)
+        await self._reconciler.tick()

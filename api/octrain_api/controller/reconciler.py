@@ -3,7 +3,8 @@
 Leases and downtime. A supervisor can renew its lease only while the API and the database answer,
 so their absence must not count. The API notes every two seconds that it lives, this loop at every
 tick; a silence longer than `downtime_tolerance` of either is downtime, and is added to every lease
-(and to every cancel's deadline) in the transaction that notices it, before any lease is judged.
+(and to the deadlines of stops and of waits in the queue) in the transaction that notices it, before
+any lease is judged.
 Silences shorter than the tolerance are covered by `lease_margin`, which is the larger of the two.
 An outage of the database stops this loop, so it shows as a silence of the loop itself.
 """
@@ -13,8 +14,10 @@ from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from fp8core.spec.outcomes import Reason
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.clocks import API, CONTROLLER, beat, lock_clock
+from octrain_api.controller.limits import enforce_limits
 from octrain_api.controller.repository import ControllerRepository
 from octrain_api.database import Database, database_now
 from octrain_api.events.repository import EventRepository
@@ -23,20 +26,29 @@ from octrain_api.jobs.endings import after_loss
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.nodes.repository import NodeRepository
-from octrain_api.settings import ControllerSettings
+from octrain_api.settings import ControllerSettings, SchedulerSettings, Settings
 
 log = logging.getLogger("octrain_api.reconciler")
 
 
-async def reconcile(database: Database, settings: ControllerSettings) -> None:
-    """One tick: account for downtime, then judge leases, silences and ownerless states."""
-    async with database.transaction() as session:
-        api_up = await _account_downtime(session, settings)
-    await _expire(database, settings)
-    if api_up >= timedelta(seconds=settings.heartbeat_ttl):
-        # Before that, everybody looks silent: nobody could be heard.
-        await _note_silence(database, settings)
-    await _adopt_orphans(database)
+class Reconciler:
+    """One tick: account for downtime, then judge leases, limits, silences and ownerless states."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+
+    async def tick(self) -> None:
+        """Do what is due."""
+        database, controller = self._database, self._settings.controller
+        async with database.transaction() as session:
+            api_up = await _account_downtime(session, controller)
+        await _expire(database, controller, self._settings.scheduler)
+        await enforce_limits(database)
+        if api_up >= timedelta(seconds=controller.heartbeat_ttl):
+            # Before that, everybody looks silent: nobody could be heard.
+            await _note_silence(database, controller)
+        await _adopt_orphans(database)
 
 
 async def _account_downtime(session: AsyncSession, settings: ControllerSettings) -> timedelta:
@@ -61,7 +73,9 @@ async def _account_downtime(session: AsyncSession, settings: ControllerSettings)
     return now - api.up_since
 
 
-async def _expire(database: Database, settings: ControllerSettings) -> None:
+async def _expire(
+    database: Database, settings: ControllerSettings, scheduler: SchedulerSettings
+) -> None:
     async with database.session() as session:
         rows = await ControllerRepository(session).expired(settings.lease_margin)
     for job_id, attempt_id in rows:
@@ -80,7 +94,7 @@ async def _expire(database: Database, settings: ControllerSettings) -> None:
                 reason="worker_lost",
                 detail="Its supervisor was not heard before the lease ran out.",
             )
-            await after_loss(session, job, attempt)
+            await after_loss(session, scheduler, job, attempt)
             log.warning("lost attempt %d of %s", attempt.number, job.id)
 
 
@@ -119,15 +133,19 @@ async def _adopt_orphans(database: Database) -> None:
                 continue
             if await jobs.live_attempt(job.id) is not None:
                 continue
-            to = {Status.PAUSING: Status.PAUSED, Status.CANCELLING: Status.CANCELLED}.get(
-                Status(job.status), Status.QUEUED
-            )
+            to, reason = Status.QUEUED, None
+            if job.status == Status.CANCELLING:
+                to, reason = Status.FAILED, job.reason
+                if reason is None:
+                    to, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER
+            elif job.status == Status.PAUSING and job.reason is None:
+                to = Status.PAUSED
             await transitions.apply(
                 session,
                 job,
                 to,
                 Actor.RECONCILER,
                 message="No attempt of this job lives.",
-                reason="cancelled_by_user" if to is Status.CANCELLED else None,
+                reason=reason,
             )
             log.error("job %s had no live attempt; moved to %s", job.id, to.value)

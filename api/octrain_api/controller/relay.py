@@ -80,14 +80,19 @@ async def relay(database: Database, settings: ControllerSettings, sender: Sender
     async with database.session() as session:
         repository = ControllerRepository(session)
         due = await repository.messages_due(settings.resend_after, settings.max_sendings)
-    for sent, message in enumerate(due):
-        try:
+    sent: list[str] = []
+    try:
+        for message in due:
             await asyncio.to_thread(sender.send, message.queue, message.task_id, message.payload)
-        except BrokerUnavailable:
-            log.warning("the broker took %d of %d messages", sent, len(due))
-            raise
-        async with database.transaction() as session:
-            await ControllerRepository(session).mark_sent(message.attempt_id)
+            sent.append(message.attempt_id)
+    except BrokerUnavailable:
+        log.warning("the broker took %d of %d messages", len(sent), len(due))
+        raise
+    finally:
+        # Together: one commit for each would be slower than the sending.
+        if sent:
+            async with database.transaction() as session:
+                await ControllerRepository(session).mark_sent(sent)
     return len(due)
 
 

@@ -1,125 +1,180 @@
-"""Queued jobs onto live nodes: each placement is one transaction with its attempt and message."""
+"""Queued jobs onto live nodes: a tick reads sets, plans in memory, and commits one transaction.
+
+A tick costs as much as there are nodes, different needs and placements, not queued jobs: of each
+need only the head of its queue is read, because where the first finds no room none behind it does.
+"""
 
 import logging
+import time
+from dataclasses import dataclass
 
-from octrain_api.attempts.repository import AttemptRepository
-from octrain_api.controller.placement import Candidate, Placement, choose
-from octrain_api.controller.repository import ControllerRepository
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.controller import preemption
+from octrain_api.controller.placement import Need
+from octrain_api.controller.plan import (
+    DRAINED,
+    NOT_HEARD,
+    SET_ASIDE,
+    Choice,
+    Plan,
+    Registry,
+    Room,
+)
+from octrain_api.controller.queue import (
+    DRAINING,
+    OPEN,
+    QUARANTINED,
+    SILENT,
+    QueueRepository,
+    Waiting,
+)
 from octrain_api.database import Database
-from octrain_api.ids import new_id
-from octrain_api.jobs import transitions
-from octrain_api.jobs.repository import JobRepository
-from octrain_api.jobs.transitions import Actor, Status
-from octrain_api.listener import notify_job
-from octrain_api.models import Attempt, Node, Outbox
-from octrain_api.nodes.repository import NodeRepository
-from octrain_api.nodes.service import queue_of
-from octrain_api.settings import ControllerSettings
+from octrain_api.jobs.placing import place_many
+from octrain_api.jobs.views import THE_SCHEDULER
+from octrain_api.settings import ControllerSettings, SchedulerSettings
 
 log = logging.getLogger("octrain_api.scheduler")
 
-
-async def schedule(database: Database, settings: ControllerSettings) -> int:
-    """Place what can be placed and say of the rest what it waits for; how many were placed."""
-    async with database.session() as session:
-        repository = ControllerRepository(session)
-        queue = await repository.queue()
-        if not queue:
-            return 0
-        nodes = NodeRepository(session)
-        rows = await nodes.all_with_liveness(settings.heartbeat_ttl)
-        candidates = _candidates(
-            [node for node, live in rows if live and node.wanted == "run"],
-            list(await nodes.live_attempts()),
-        )
-        registered = [node for node, _ in rows]
-        pinned = await repository.pinned_nodes([row.id for row in queue if row.attempt > 0])
-    placed = 0
-    waiting: dict[str, str] = {}
-    for row in queue:
-        spec = {"resources": row.resources, "recipe": {"engine": row.engine}}
-        choice = choose(
-            spec,
-            list(candidates.values()),
-            registered=registered,
-            avoid=row.avoid_nodes,
-            pinned=pinned.get(row.id),
-        )
-        if isinstance(choice, Placement):
-            if await _place(database, row.id, choice):
-                placed += 1
-            candidates[choice.node_id].take(choice)
-        elif choice != row.waiting_for:
-            waiting[row.id] = choice
-    if waiting:
-        async with database.transaction() as session:
-            repository = ControllerRepository(session)
-            for job_id, text in sorted(waiting.items()):
-                if await repository.set_waiting_for(job_id, text):
-                    await notify_job(session, job_id)
-    return placed
+_CLOSED = {SILENT: NOT_HEARD, DRAINING: DRAINED, QUARANTINED: SET_ASIDE}
 
 
-def _candidates(nodes: list[Node], attempts: list[Attempt]) -> dict[str, Candidate]:
-    candidates = {node.id: Candidate(node) for node in nodes}
-    for attempt in attempts:
-        candidate = candidates.get(attempt.node_id)
-        if candidate is not None:
-            candidate.take(Placement(attempt.node_id, attempt.device, attempt.gpu_indices))
-    return candidates
+@dataclass
+class _Decisions:
+    choices: list[Choice]
+    # The first job of each need that found no room.
+    blocked: dict[Need, Waiting]
+    full: bool = False
 
 
-async def _place(database: Database, job_id: str, placement: Placement) -> bool:
-    """Create the attempt, its fencing token and its message, if job and node are still free."""
-    async with database.transaction() as session:
-        job = await JobRepository(session).lock(job_id)
-        node = await NodeRepository(session).lock(placement.node_id)
-        if job is None or job.status != Status.QUEUED or node is None:
-            return False
-        # The plan was made without locks: what it counted on is looked at again.
-        taken = await NodeRepository(session).live_attempts_on(node.id)
-        now = _candidates([node], list(taken))[node.id]
-        free = set(placement.gpu_indices) <= set(now.free_gpus)
-        if placement.device == "cpu":
-            free = now.cpu_used < node.cpu_slots
-        if not free:
-            return False
-        attempts = AttemptRepository(session)
-        job.attempt += 1
-        job.device = placement.device
-        attempt = Attempt(
-            id=new_id("att"),
-            job_id=job.id,
-            number=job.attempt,
-            node_id=node.id,
-            status="placed",
-            fencing_token=await attempts.next_fencing_token(),
-            device=placement.device,
-            gpu_indices=placement.gpu_indices,
-            lease_seconds=job.spec["limits"]["lease_ttl_seconds"],
-        )
-        payload = {"job_id": job.id, "attempt_id": attempt.id, "attempt": attempt.number}
-        message = Outbox(
-            attempt_id=attempt.id,
-            queue=queue_of(node.id),
-            task_id=f"{job.id}:{attempt.number}",
-            payload=payload,
-        )
-        await attempts.add(attempt, message)
-        await transitions.apply(
-            session,
-            job,
-            Status.STARTING,
-            Actor.SCHEDULER,
-            attempt=attempt,
-            message=f"Placed on node {node.name}.",
-            data={
-                "attempt_id": attempt.id,
-                "node_id": node.id,
-                "node": node.name,
-                "device": placement.device,
-                "gpu_indices": placement.gpu_indices,
-            },
-        )
-        log.info("placed %s attempt %d on %s", job.id, attempt.number, node.name)
-    return True
+class Scheduler:
+    """Keeps from tick to tick what seldom changes: what nodes can do, and for whom one is held.
+
+    Nothing is lost with it: another controller finds out the same from the database.
+    """
+
+    def __init__(
+        self, database: Database, controller: ControllerSettings, settings: SchedulerSettings
+    ) -> None:
+        self._database = database
+        self._controller = controller
+        self._settings = settings
+        self._registry = Registry()
+        self._held: dict[str, str] = {}
+        # What was last said of each need, and when by this process's clock.
+        self._said: dict[str, str] | None = None
+        self._said_at = 0.0
+
+    async def run(self) -> int:
+        """Tick until nothing more can be placed; how many jobs were."""
+        total = 0
+        while True:
+            placed, more = await self.tick()
+            total += placed
+            if not more:
+                return total
+
+    async def tick(self) -> tuple[int, bool]:
+        """Place up to `batch` jobs and say of each need what its jobs wait for.
+
+        How many were placed, and whether the batch was full, so that another tick is due at once.
+        """
+        async with self._database.snapshot() as session:
+            queue = QueueRepository(session)
+            needs = {text: Need.parse(text) for text in await queue.needs()}
+            if not needs:
+                plan = None
+            else:
+                plan = await self._plan(queue)
+                most = self._settings.batch
+                # One more than may fit: the one that then tells what the rest waits for.
+                sizes = {
+                    text: min(plan.room_for(plan.effective(need), most) + 1, most)
+                    for text, need in needs.items()
+                }
+                heads = await queue.heads(sizes)
+        if plan is None:
+            if self._said != {}:
+                async with self._database.transaction() as session:
+                    await self._say(session, {})
+            return 0, False
+        decisions = self._decide(plan, needs, heads)
+        texts = dict.fromkeys(needs, THE_SCHEDULER)
+        for text, need in needs.items():
+            if plan.effective(need) in decisions.blocked:
+                texts[text] = plan.why_not(plan.effective(need))
+        placed = []
+        if decisions.choices or self._is_news(texts):
+            async with self._database.transaction() as session:
+                if decisions.choices:
+                    placed = await place_many(session, decisions.choices)
+                if self._is_news(texts):
+                    await self._say(session, texts)
+        for each in placed:
+            log.info("placed %s attempt %d on %s", each.job_id, each.number, each.choice.node.name)
+        if self._settings.preemption == "pause" and decisions.blocked and not decisions.full:
+            self._held |= await preemption.make_room(self._database, plan, decisions.blocked)
+        return len(placed), decisions.full and bool(placed)
+
+    def _is_news(self, texts: dict[str, str]) -> bool:
+        late = time.monotonic() - self._said_at >= self._settings.refresh
+        return texts != self._said or late
+
+    async def _say(self, session: AsyncSession, texts: dict[str, str]) -> None:
+        await QueueRepository(session).write_groups(texts)
+        self._said, self._said_at = texts, time.monotonic()
+
+    async def _plan(self, queue: QueueRepository) -> Plan:
+        states = await queue.node_states(self._controller.heartbeat_ttl)
+        known = self._registry.nodes
+        changed = [
+            state.id
+            for state in states
+            if state.id not in known or known[state.id].described != state.described
+        ]
+        if changed:
+            self._registry.update(await queue.describe(changed))
+        rooms: list[Room] = []
+        closed: dict[str, str] = {}
+        for node_id, _, state, cpu, gpus in states:
+            if state != OPEN:
+                closed[node_id] = _CLOSED[state]
+                continue
+            node = known[node_id]
+            rooms.append(Room(node, node.cpu_slots - cpu, len(node.gpus) - gpus))
+        return Plan(rooms, closed, self._registry)
+
+    def _decide(self, plan: Plan, needs: dict[str, Need], heads: list[Waiting]) -> _Decisions:
+        decisions = _Decisions([], {})
+        held: dict[str, str] = {}
+        for job in heads:
+            need = plan.effective(needs[job.need])
+            if need in decisions.blocked:
+                continue
+            choice = plan.place(job.id, need, job.avoid_nodes)
+            if choice is None:
+                decisions.blocked[need] = job
+                node_id = self._hold(plan, need, job)
+                if node_id is not None:
+                    held[job.id] = node_id
+                continue
+            # The job is stored under its own need, whatever its pin has come to.
+            decisions.choices.append(
+                Choice(job.id, job.need, choice.node, choice.device, choice.gpus)
+            )
+            if len(decisions.choices) == self._settings.batch:
+                decisions.full = True
+                break
+        # What was not reached this time is kept as it was.
+        self._held = self._held | held if decisions.full else held
+        return decisions
+
+    def _hold(self, plan: Plan, need: Need, job: Waiting) -> str | None:
+        """Keep a node free for a job that waits for several GPUs, so that small ones cannot
+        for ever take them one by one; at once when others were paused for it."""
+        before = self._held.get(job.id)
+        if need.gpus < 2 or plan.device(need) != "cuda":
+            return None
+        if before is None and job.waited < self._settings.reserve_after:
+            return None
+        return plan.hold(job.id, need, before)

@@ -1,95 +1,162 @@
-"""Where a job goes when its attempt ends: by its supervisor's word, or without it."""
+"""Where a job goes when its attempt ends: by its supervisor's word, or without it.
+
+A failure is tried again when it may pass and restarts are left. What the service itself caused (a
+node that shuts down, a preemption, an outage of the API longer than the lease) costs no restart.
+"""
+
+from dataclasses import dataclass
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from octrain_api.jobs import transitions
-from octrain_api.jobs.transitions import Actor, Status, max_restarts
+from fp8core.spec.outcomes import Reason
+from octrain_api.attempts.repository import AttemptRepository
+from octrain_api.clocks import api_up_since
+from octrain_api.jobs import limits, transitions
+from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.models import Attempt, Job
+from octrain_api.nodes.faults import note_end
+from octrain_api.settings import SchedulerSettings
+
+
+@dataclass
+class _Move:
+    to: Status
+    message: str
+    reason: str | None = None
+    detail: str | None = None
+    restart: bool = False
 
 
 async def after_finish(
-    session: AsyncSession, job: Job, attempt: Attempt, outcome: str, resumable: bool
+    session: AsyncSession,
+    settings: SchedulerSettings,
+    job: Job,
+    attempt: Attempt,
+    outcome: str,
+    resumable: bool,
 ) -> None:
     """Move a locked job on after its supervisor has reported `outcome` of the ended attempt."""
-    number, reason, detail = attempt.number, attempt.reason, attempt.detail
-    to, message, restart = Status.FAILED, f"Attempt {number} failed: {reason}.", False
-    if job.status == Status.CANCELLING:
-        to, message, reason = Status.CANCELLED, "Cancelled.", "cancelled_by_user"
+    number = attempt.number
+    if job.reason is not None and outcome == "stopped":
+        # The supervisor knows that it was to stop, the service knows why.
+        attempt.reason = job.reason
+    ours = await _caused_by_outage(session, attempt)
+    if outcome == "succeeded" and (job.status != Status.CANCELLING or job.reason is not None):
+        move = _Move(
+            Status.SUCCEEDED, f"Attempt {number} succeeded.", attempt.reason, attempt.detail
+        )
+    elif job.status == Status.CANCELLING:
+        move = _cancelled(job, "Cancelled.")
         if outcome == "succeeded":
-            detail = "The training had finished before the cancel reached it."
-    elif outcome == "succeeded":
-        to, message = Status.SUCCEEDED, f"Attempt {number} succeeded."
-    elif job.status == Status.PAUSING and (outcome == "stopped" or resumable):
-        to, message = Status.PAUSED, "Paused."
+            move.detail = "The training had finished before the cancel reached it."
+        elif job.reason is None:
+            move.detail = attempt.detail
     elif outcome == "stopped":
-        # Its node stops, not the job: no restart is used up.
-        to, message = Status.QUEUED, f"Attempt {number} was released by its node."
-    elif resumable and job.restarts < max_restarts(job):
-        to, restart = Status.QUEUED, True
-        message = f"Attempt {number} failed ({reason}); it is started again."
-    if Status(to) not in transitions.FINAL:
-        reason, detail = None, None
-    await transitions.apply(
-        session,
-        job,
-        to,
-        Actor.SUPERVISOR,
-        message=message,
-        reason=reason,
-        detail=detail,
-        restart=restart,
-        data=_of(attempt),
-    )
-    _prefer_others(job, attempt)
+        move = _released(job, f"Attempt {number} was released by its node.")
+    else:
+        passing = await _may_pass(session, job, attempt, resumable)
+        move = _failed(job, attempt, f"Attempt {number} failed", passing=passing, ours=ours)
+    if ours and attempt.outage_at is None:
+        attempt.outage_at = attempt.ended_at
+    await _apply(session, job, attempt, Actor.SUPERVISOR, move)
+    await note_end(session, settings, job, attempt, ours=ours)
 
 
-async def after_loss(session: AsyncSession, job: Job, attempt: Attempt) -> None:
+async def after_loss(
+    session: AsyncSession, settings: SchedulerSettings, job: Job, attempt: Attempt
+) -> None:
     """Move a locked job on after its attempt was ended because its lease had run out."""
     number = attempt.number
-    reason: str | None = None
-    detail: str | None = None
-    restart = False
     if job.status == Status.CANCELLING:
-        to, message, reason = Status.CANCELLED, "Cancelled by force.", "cancelled_by_user"
-        detail = (
+        move = _cancelled(job, "Cancelled by force.")
+        presumed = (
             f"The supervisor of attempt {number} did not report its end; its lease has run out, "
             "so it is presumed to have stopped the trainer."
         )
+        move.detail = f"{move.detail} {presumed}" if move.detail else presumed
     elif job.status == Status.PAUSING:
-        to, message = Status.PAUSED, f"Paused; attempt {number} was lost meanwhile."
-    elif job.restarts < max_restarts(job):
-        to, restart = Status.QUEUED, True
-        message = f"Attempt {number} was lost; the job is started again."
+        move = _released(job, f"Attempt {number} was lost while it was being stopped.")
     else:
-        to, message, reason = Status.FAILED, f"Attempt {number} was lost.", "worker_lost"
-        detail = (
-            f"The supervisor of attempt {number} was not heard before its lease ran out, and the "
-            f"job's {max_restarts(job)} restart(s) are used up."
-        )
+        move = _failed(job, attempt, f"Attempt {number} was lost", passing=True, ours=False)
+    await _apply(session, job, attempt, Actor.RECONCILER, move)
+    await note_end(session, settings, job, attempt, ours=False)
+
+
+def _cancelled(job: Job, message: str) -> _Move:
+    """The end of a job that was told to stop: by a user, or for a limit of its own."""
+    if job.reason is None:
+        return _Move(Status.CANCELLED, message, Reason.CANCELLED_BY_USER)
+    return _Move(Status.FAILED, f"Stopped: {job.reason}.", job.reason, job.detail)
+
+
+def _released(job: Job, message: str) -> _Move:
+    """The attempt stopped without a failure of its own."""
+    if job.status != Status.PAUSING:
+        return _Move(Status.QUEUED, message)
+    if job.reason is None:
+        return _Move(Status.PAUSED, "Paused.")
+    if job.reason != Reason.STALLED:
+        return _Move(Status.QUEUED, f"Back in the queue: {job.reason}.")
+    return _Move(Status.QUEUED, "Started again: it had stalled.", restart=True)
+
+
+def _failed(job: Job, attempt: Attempt, what: str, *, passing: bool, ours: bool) -> _Move:
+    reason, detail = attempt.reason, attempt.detail
+    if job.status == Status.PAUSING and passing:
+        return _released(job, f"{what} ({reason}) while it was being stopped.")
+    if passing and ours:
+        message = f"{what} ({reason}) while the API was away; it is started again."
+        return _Move(Status.QUEUED, message)
+    if passing and job.restarts < limits.max_restarts(job):
+        return _Move(Status.QUEUED, f"{what} ({reason}); it is started again.", restart=True)
+    if passing and limits.max_restarts(job):
+        used = f"The job's {limits.max_restarts(job)} restart(s) are used up."
+        detail = f"{detail.rstrip()}\n{used}" if detail else used
+    return _Move(Status.FAILED, f"{what}: {reason}.", reason, detail)
+
+
+async def _may_pass(session: AsyncSession, job: Job, attempt: Attempt, resumable: bool) -> bool:
+    """Whether starting the job again can help."""
+    if attempt.reason in limits.DETERMINISTIC:
+        return False
+    if attempt.reason == Reason.OUT_OF_MEMORY:
+        # Another process may have held the memory; twice at one step is the job's own need.
+        return not await AttemptRepository(session).failed_like(attempt)
+    return resumable
+
+
+async def _caused_by_outage(session: AsyncSession, attempt: Attempt) -> bool:
+    """Whether a supervisor gave up its lease because the API itself was away.
+
+    It was not heard from before the API came up until after, and has trained no step since.
+    """
+    if attempt.reason != Reason.WORKER_LOST or attempt.last_heartbeat_at is None:
+        return False
+    if attempt.outage_at is not None:
+        return attempt.progress_at is None or attempt.progress_at <= attempt.outage_at
+    up_since = await api_up_since(session)
+    return up_since is not None and attempt.last_heartbeat_at < up_since
+
+
+async def _apply(
+    session: AsyncSession, job: Job, attempt: Attempt, actor: Actor, move: _Move
+) -> None:
     await transitions.apply(
         session,
         job,
-        to,
-        Actor.RECONCILER,
-        message=message,
-        reason=reason,
-        detail=detail,
-        restart=restart,
-        data=_of(attempt),
+        move.to,
+        actor,
+        message=move.message,
+        reason=move.reason,
+        detail=move.detail,
+        restart=move.restart,
+        data={
+            "attempt_id": attempt.id,
+            "attempt_outcome": attempt.outcome,
+            "attempt_reason": attempt.reason,
+            "attempt_detail": attempt.detail,
+        },
     )
-    _prefer_others(job, attempt)
-
-
-def _prefer_others(job: Job, attempt: Attempt) -> None:
-    """A node that has just let the job go, perhaps while shutting down, is the last choice."""
-    if job.status == Status.QUEUED:
+    if move.to is Status.QUEUED:
+        # A node that has just let the job go, perhaps while shutting down, is the last choice.
         job.avoid_nodes = [attempt.node_id]
-
-
-def _of(attempt: Attempt) -> dict[str, object]:
-    return {
-        "attempt_id": attempt.id,
-        "attempt_outcome": attempt.outcome,
-        "attempt_reason": attempt.reason,
-        "attempt_detail": attempt.detail,
-    }

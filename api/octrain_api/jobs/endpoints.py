@@ -2,6 +2,7 @@
 
 import time
 from typing import Annotated, Any
+from zlib import crc32
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
@@ -147,7 +148,8 @@ async def get_job(
             await session.commit()
             await wait_for(changed, min(left, context.settings.http.stream_poll))
     found = await _one(repository, job)
-    etag = f'"{found.version}-{found.queue_position or 0}"'
+    waits = crc32(f"{found.queue_position} {found.queue_as_of} {found.waiting_for}".encode())
+    etag = f'"{found.version}-{waits:08x}"'
     headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
     if etag in [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]:
         return Response(status_code=304, headers=headers)

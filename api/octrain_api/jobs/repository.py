@@ -1,6 +1,6 @@
 """Jobs in the database."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.sql import func
 
 from octrain_api.jobs.transitions import Status
-from octrain_api.models import Attempt, Job, Node
+from octrain_api.models import Attempt, Job, Node, QueueGroup
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,14 @@ class JobRepository:
         )
         statement = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(job_ids))
         return {row.id: row.position for row in await self._session.execute(statement)}
+
+    async def queue_groups(self, needs: Collection[str]) -> dict[str, QueueGroup]:
+        """What the scheduler last said of the queued jobs of these needs."""
+        if not needs:
+            return {}
+        statement = select(QueueGroup).where(QueueGroup.need.in_(needs))
+        statement = statement.execution_options(populate_existing=True)
+        return {group.need: group for group in await self._session.scalars(statement)}
 
     async def live_attempt(self, job_id: str) -> Attempt | None:
         """The job's one live attempt, locked."""

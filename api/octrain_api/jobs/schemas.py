@@ -62,6 +62,9 @@ class AttemptSummary(BaseModel):
     reason: str | None
     detail: str | None
     step: int | None
+    stalled_since: datetime | None = Field(
+        description="when its step or phase last changed, if that is longer ago than it may be"
+    )
     unreachable_since: datetime | None
 
 
@@ -76,7 +79,9 @@ class JobObject(BaseModel):
     owner: str
     status: Status
     is_final: bool
-    reason: str | None
+    reason: str | None = Field(
+        description="why a final job ended, or why the service pauses or cancels it"
+    )
     detail: str | None = Field(description="the reason, for a person")
     progress: Progress
     latest_metrics: dict[str, float | str] = Field(
@@ -85,9 +90,21 @@ class JobObject(BaseModel):
     attempts: list[AttemptSummary]
     attempt: int = Field(description="number of the current or last attempt, 0 before the first")
     restarts: int = Field(description="restarts used, of limits.max_restarts")
-    waiting_for: str | None = Field(description="what a queued job waits for, as of the last tick")
-    queue_position: int | None = Field(description="1 for the next one; null when not queued")
-    version: int = Field(description="rises with every visible change")
+    waiting_for: str | None = Field(description="what a queued job waits for, as of `queue_as_of`")
+    queue_position: int | None = Field(
+        description="1 for the next one, at this moment; null when not queued"
+    )
+    queue_as_of: datetime | None = Field(
+        description="the tick of the scheduler that found it, about 10 s ago at most while the "
+        "controller runs; null when not queued, or not looked at yet"
+    )
+    next_attempt_at: datetime | None = Field(description="a restart's pause lasts until then")
+    stop_deadline_at: datetime | None = Field(
+        description="when a pausing or cancelling job's attempt is ended by force"
+    )
+    version: int = Field(
+        description="rises with every visible change but those of waiting_for and queue_*"
+    )
     last_event: int = Field(description="the newest id of the job's stream")
     device: str | None = Field(description="the device kind chosen at placement")
     created_at: datetime

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from datetime import timedelta
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -11,11 +12,11 @@ from fp8core.spec import SpecInvalid, parse_spec
 from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.auth import Principal
-from octrain_api.controller.placement import never_fits
+from octrain_api.controller.placement import need_of, never_fits
 from octrain_api.database import lock_name
 from octrain_api.events.repository import EventRepository
 from octrain_api.ids import new_id
-from octrain_api.jobs import transitions
+from octrain_api.jobs import limits, transitions
 from octrain_api.jobs.checks import check_files
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import FINAL, Actor, Status
@@ -83,11 +84,14 @@ class JobService:
                 spec=spec,
                 status=Status.QUEUED.value,
                 total_steps=spec["training"]["steps"],
-                waiting_for=transitions.THE_SCHEDULER,
+                need=str(need_of(spec)),
                 idempotency_key=idempotency_key,
                 idempotency_hash=digest if idempotency_key is not None else None,
             )
         )
+        wait = limits.max_queue_time(job)
+        if wait is not None:
+            job.queue_deadline_at = job.created_at + timedelta(seconds=wait)
         await EventRepository(self._session).append(
             job,
             kind="status",
@@ -202,6 +206,8 @@ class JobService:
     async def pause(self, job_id: str) -> Job:
         """Ask for a checkpoint and the release of the node. Asking again changes nothing."""
         job, attempt = await self._lock(job_id)
+        if job.status == Status.PAUSING and job.reason is not None:
+            await self._keep_paused(job)
         if job.status in (Status.PAUSING, Status.PAUSED):
             return job
         if attempt is not None and attempt.claimed_at is not None:
@@ -219,6 +225,18 @@ class JobService:
             return job
         await self._move(job, Status.QUEUED, "Resumed.")
         return job
+
+    async def _keep_paused(self, job: Job) -> None:
+        """The service is stopping the job only to queue it again; the user wants it to stay."""
+        why, job.reason, job.detail = job.reason, None, None
+        await EventRepository(self._session).append(
+            job,
+            kind="pause",
+            actor=self._who,
+            message="Pause was asked for while the job was being stopped; it will stay paused.",
+            attempt=job.attempt,
+            data={"instead_of": why},
+        )
 
     async def _end_unclaimed(self, attempt: Attempt | None, reason: str) -> None:
         if attempt is not None:

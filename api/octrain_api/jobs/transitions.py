@@ -2,7 +2,11 @@
 
 Every change of a job's status goes through `apply`, which looks up `(from, to, actor)`, asks the
 guard, runs the effects, and appends the event in the same transaction. The caller holds the job's
-row lock. What the table does not name is refused.
+row lock. What the table does not name is refused. `octrain_api.jobs.placing` makes the one edge
+from queued to starting for many jobs at once, by the same table.
+
+While a job is pausing or cancelling, its `reason` says why the service stops it; it is null when a
+user asked. So a service's pause leads back to the queue, and a service's cancel to failed.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import database_now
 from octrain_api.events.repository import EventRepository
+from octrain_api.jobs import limits
 from octrain_api.listener import notify_queue
 from octrain_api.models import Attempt, Job
 
@@ -36,10 +41,6 @@ class Status(StrEnum):
 FINAL = frozenset({Status.SUCCEEDED, Status.FAILED, Status.CANCELLED})
 # The states in which a job has a live attempt, and the only ones.
 PLACED = frozenset({Status.STARTING, Status.RUNNING, Status.PAUSING, Status.CANCELLING})
-
-
-# What a job waits for from its entry into the queue until the scheduler has looked at it.
-THE_SCHEDULER = "the scheduler"
 
 
 class Actor(StrEnum):
@@ -91,19 +92,25 @@ def _claimed_attempt(job: Job, attempt: Attempt | None) -> str | None:
 
 
 def _restart_left(job: Job, attempt: Attempt | None) -> str | None:
-    if job.restarts >= max_restarts(job):
-        return f"its {max_restarts(job)} restart(s) are used up"
+    if job.restarts >= limits.max_restarts(job):
+        return f"its {limits.max_restarts(job)} restart(s) are used up"
     return _no_live_attempt(job, attempt)
 
 
-def max_restarts(job: Job) -> int:
-    """How often the job may be started again after a loss or a passing failure."""
-    return int(job.spec["limits"]["max_restarts"])
+def _restart_left_after_stop(job: Job, attempt: Attempt | None) -> str | None:
+    return _stopped_by_service(job, attempt) or _restart_left(job, attempt)
 
 
-def cancel_deadline(job: Job) -> int:
-    """Seconds that a cancel may take."""
-    return int(job.spec["limits"]["cancel_deadline_seconds"])
+def _stopped_by_service(job: Job, attempt: Attempt | None) -> str | None:
+    if job.reason is None:
+        return "a user asked for its stop"
+    return _no_live_attempt(job, attempt)
+
+
+def _stopped_by_user(job: Job, attempt: Attempt | None) -> str | None:
+    if job.reason is not None:
+        return f"it is being stopped for {job.reason}"
+    return _no_live_attempt(job, attempt)
 
 
 def _started(job: Job, now: datetime) -> None:
@@ -113,28 +120,37 @@ def _started(job: Job, now: datetime) -> None:
 def _ended(job: Job, now: datetime) -> None:
     job.ended_at = now
     job.eta_seconds = None
-    job.waiting_for = None
-    job.cancel_deadline_at = None
+    job.stop_deadline_at = None
+    _left_queue(job, now)
 
 
-def _placed(job: Job, now: datetime) -> None:
-    job.waiting_for = None
-
-
-def _set_cancel_deadline(job: Job, now: datetime) -> None:
-    job.cancel_deadline_at = now + timedelta(seconds=cancel_deadline(job))
-
-
-def _use_restart(job: Job, now: datetime) -> None:
-    job.restarts += 1
+def _left_queue(job: Job, now: datetime) -> None:
+    job.next_attempt_at = None
+    job.queue_deadline_at = None
 
 
 def _left_node(job: Job, now: datetime) -> None:
     job.eta_seconds = None
+    job.stop_deadline_at = None
 
 
 def _queued(job: Job, now: datetime) -> None:
-    job.waiting_for = THE_SCHEDULER
+    wait = limits.max_queue_time(job)
+    job.next_attempt_at = None
+    job.queue_deadline_at = now + timedelta(seconds=wait) if wait is not None else None
+
+
+def _use_restart(job: Job, now: datetime) -> None:
+    job.restarts += 1
+    pause = timedelta(seconds=limits.backoff(job, job.restarts))
+    job.next_attempt_at = now + pause if pause else None
+    if job.queue_deadline_at is not None:
+        # The pause is of our making; it is no part of the wait that the job allows.
+        job.queue_deadline_at += pause
+
+
+def _set_stop_deadline(job: Job, now: datetime) -> None:
+    job.stop_deadline_at = now + timedelta(seconds=limits.cancel_deadline(job))
 
 
 _S, _A = Status, Actor
@@ -151,45 +167,54 @@ def _rules() -> dict[tuple[Status, Status, Actor], Rule]:
                 rules[source, to, actor] = rule
 
     at_work = (_S.STARTING, _S.RUNNING)
+    end = Rule(_no_live_attempt, (_ended,))
+    stop = Rule(_claimed_attempt, (_set_stop_deadline,))
+    back = Rule(_no_live_attempt, (_left_node, _queued))
     # A user's wishes.
-    add((_S.QUEUED, _S.PAUSED), _S.CANCELLED, _BY_USER, Rule(_no_live_attempt, (_ended,)))
-    add((_S.QUEUED,), _S.PAUSED, _BY_USER, Rule(_no_live_attempt, (_placed,)))
+    add((_S.QUEUED, _S.PAUSED), _S.CANCELLED, _BY_USER, end)
+    add((_S.QUEUED,), _S.PAUSED, _BY_USER, Rule(_no_live_attempt, (_left_queue,)))
     add((_S.PAUSED,), _S.QUEUED, _BY_USER, Rule(_no_live_attempt, (_queued,)))
-    add(at_work, _S.PAUSING, _BY_USER, Rule(_claimed_attempt))
-    add(
-        (*at_work, _S.PAUSING),
-        _S.CANCELLING,
-        _BY_USER,
-        Rule(_claimed_attempt, (_set_cancel_deadline,)),
-    )
+    add(at_work, _S.PAUSING, _BY_USER, stop)
+    add((*at_work, _S.PAUSING), _S.CANCELLING, _BY_USER, stop)
     # Nobody has claimed the attempt, so nothing runs: its end is the end of the matter.
-    add((_S.STARTING,), _S.CANCELLED, _BY_USER, Rule(_no_live_attempt, (_ended,)))
+    add((_S.STARTING,), _S.CANCELLED, _BY_USER, end)
     add((_S.STARTING,), _S.PAUSED, _BY_USER, Rule(_no_live_attempt, (_left_node,)))
-    # Placement.
-    add((_S.QUEUED,), _S.STARTING, (_A.SCHEDULER,), Rule(_live_attempt, (_placed,)))
-    add((_S.STARTING,), _S.QUEUED, (_A.SCHEDULER,), Rule(_no_live_attempt, (_left_node, _queued)))
+    add((_S.STARTING,), _S.QUEUED, _BY_USER, back)
+    # Placement, and making room for a job of higher priority.
+    add((_S.QUEUED,), _S.STARTING, (_A.SCHEDULER,), Rule(_live_attempt, (_left_queue,)))
+    add((_S.STARTING,), _S.QUEUED, (_A.SCHEDULER,), back)
+    add(at_work, _S.PAUSING, (_A.SCHEDULER,), stop)
+    # A job's own limits.
+    add((_S.QUEUED,), _S.FAILED, _BY_RECONCILER, end)
+    add(at_work, _S.PAUSING, _BY_RECONCILER, stop)
+    add((*at_work, _S.PAUSING), _S.CANCELLING, _BY_RECONCILER, stop)
     # What a supervisor reports.
     add((_S.STARTING,), _S.RUNNING, _BY_SUPERVISOR, Rule(_claimed_attempt, (_started,)))
-    add(
-        (*at_work, _S.PAUSING),
-        _S.SUCCEEDED,
-        _BY_SUPERVISOR,
-        Rule(_no_live_attempt, (_started, _ended)),
-    )
-    add((*at_work, _S.PAUSING), _S.FAILED, _BOTH, Rule(_no_live_attempt, (_ended,)))
+    done = Rule(_no_live_attempt, (_started, _ended))
+    add((*at_work, _S.PAUSING), _S.SUCCEEDED, _BY_SUPERVISOR, done)
+    add((*at_work, _S.PAUSING), _S.FAILED, _BOTH, end)
     # A release (a stopping node, a lost placement) costs no restart: `RESTART` below does.
-    add(at_work, _S.QUEUED, _BOTH, Rule(_no_live_attempt, (_left_node, _queued)))
-    add((_S.PAUSING,), _S.PAUSED, _BOTH, Rule(_no_live_attempt, (_left_node,)))
-    add((_S.CANCELLING,), _S.CANCELLED, _BOTH, Rule(_no_live_attempt, (_ended,)))
+    add(at_work, _S.QUEUED, _BOTH, back)
+    # `reason` says why the service stops a job; without one it is a user who asked.
+    add((_S.PAUSING,), _S.PAUSED, _BOTH, Rule(_stopped_by_user, (_left_node,)))
+    add((_S.PAUSING,), _S.QUEUED, _BOTH, Rule(_stopped_by_service, (_left_node, _queued)))
+    add((_S.CANCELLING,), _S.CANCELLED, _BOTH, Rule(_stopped_by_user, (_ended,)))
+    add((_S.CANCELLING,), _S.FAILED, _BOTH, Rule(_stopped_by_service, (_ended,)))
+    add((_S.CANCELLING,), _S.SUCCEEDED, _BY_SUPERVISOR, Rule(_stopped_by_service, (_ended,)))
     return rules
 
 
 TABLE = _rules()
-RESTART = Rule(_restart_left, (_left_node, _queued, _use_restart))
 
 # Back to the queue at the cost of a restart: the same edges as a release, with a stricter rule.
 RESTARTS: dict[tuple[Status, Status, Actor], Rule] = {
-    (source, _S.QUEUED, actor): RESTART for source in (_S.STARTING, _S.RUNNING) for actor in _BOTH
+    (source, _S.QUEUED, actor): Rule(guard, (_left_node, _queued, _use_restart))
+    for source, guard in (
+        (_S.STARTING, _restart_left),
+        (_S.RUNNING, _restart_left),
+        (_S.PAUSING, _restart_left_after_stop),
+    )
+    for actor in _BOTH
 }
 
 

@@ -2,11 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 
+from octrain_api.jobs import limits
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.schemas import AttemptSummary, JobObject, Progress
 from octrain_api.jobs.transitions import FINAL, Status
-from octrain_api.models import Attempt, Job
+from octrain_api.models import Attempt, Job, QueueGroup
+
+# What a job waits for from its entry into the queue until the scheduler has looked at it.
+THE_SCHEDULER = "the scheduler"
 
 
 def _attempt(attempt: Attempt, node: str) -> AttemptSummary:
@@ -24,6 +30,7 @@ def _attempt(attempt: Attempt, node: str) -> AttemptSummary:
         reason=attempt.reason,
         detail=attempt.detail,
         step=attempt.step,
+        stalled_since=attempt.stalled_since,
         unreachable_since=attempt.unreachable_since,
     )
 
@@ -34,12 +41,36 @@ async def job_objects(repository: JobRepository, jobs: Sequence[Job]) -> list[Jo
     if jobs:
         for attempt, node in await repository.attempts([job.id for job in jobs]):
             attempts[attempt.job_id].append(_attempt(attempt, node))
-    queued = [job.id for job in jobs if job.status == Status.QUEUED]
-    positions = await repository.queue_positions(queued)
-    return [_job(job, attempts[job.id], positions.get(job.id)) for job in jobs]
+    queued = [job for job in jobs if job.status == Status.QUEUED]
+    positions = await repository.queue_positions([job.id for job in queued])
+    groups = await repository.queue_groups({job.need for job in queued})
+    return [
+        _job(job, attempts[job.id], _wait(job, positions.get(job.id), groups.get(job.need)))
+        for job in jobs
+    ]
 
 
-def _job(job: Job, attempts: list[AttemptSummary], position: int | None) -> JobObject:
+@dataclass(frozen=True)
+class _Wait:
+    """What a queued job waits for, as of when, and where it stands."""
+
+    text: str
+    as_of: datetime | None
+    position: int | None
+
+
+def _wait(job: Job, position: int | None, group: QueueGroup | None) -> _Wait | None:
+    if job.status != Status.QUEUED:
+        return None
+    as_of = group.as_of if group is not None else None
+    start = job.next_attempt_at
+    if start is not None and (as_of is None or start > as_of):
+        text = f"the pause before restart {job.restarts} of {limits.max_restarts(job)}"
+        return _Wait(f"{text}: not before {start.isoformat(timespec='seconds')}", as_of, position)
+    return _Wait(group.waiting_for if group is not None else THE_SCHEDULER, as_of, position)
+
+
+def _job(job: Job, attempts: list[AttemptSummary], wait: _Wait | None) -> JobObject:
     base = f"/v1/jobs/{job.id}"
     parts = ("events", "metrics", "logs", "stream", "artifacts", "conversion", "precision")
     return JobObject(
@@ -63,8 +94,11 @@ def _job(job: Job, attempts: list[AttemptSummary], position: int | None) -> JobO
         attempts=attempts,
         attempt=job.attempt,
         restarts=job.restarts,
-        waiting_for=job.waiting_for,
-        queue_position=position,
+        waiting_for=wait.text if wait is not None else None,
+        queue_position=wait.position if wait is not None else None,
+        queue_as_of=wait.as_of if wait is not None else None,
+        next_attempt_at=job.next_attempt_at,
+        stop_deadline_at=job.stop_deadline_at,
         version=job.version,
         last_event=job.sequence,
         device=job.device,

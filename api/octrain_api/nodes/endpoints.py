@@ -1,13 +1,16 @@
 """Nodes over HTTP."""
 
-from fastapi import APIRouter
+from typing import Annotated
 
-from octrain_api.auth import NodeWorker, Reader
+from fastapi import APIRouter, Query
+
+from octrain_api.auth import Admin, NodeWorker, Reader
 from octrain_api.dependencies import ContextDep, SessionDep
 from octrain_api.nodes.schemas import (
     NodeHeartbeatAnswer,
     NodeHeartbeatRequest,
     NodeList,
+    NodeObject,
     RegisterAnswer,
     RegisterRequest,
 )
@@ -40,3 +43,34 @@ async def heartbeat_node(
 ) -> NodeHeartbeatAnswer:
     """The node's worker lives."""
     return await NodeService(session, context.settings).heartbeat(node_id, principal.owner)
+
+
+@router.post("/{node_id}/drain", tags=["nodes"])
+async def drain_node(
+    node_id: str,
+    session: SessionDep,
+    context: ContextDep,
+    principal: Admin,
+    release: Annotated[
+        bool, Query(description="send its jobs back to the queue too; they save first")
+    ] = False,
+) -> NodeObject:
+    """Give the node no more jobs. Those on it run to their end, unless `release` is true."""
+    service = NodeService(session, context.settings)
+    return await service.drain(node_id, release, f"user:{principal.owner}")
+
+
+@router.post("/{node_id}/undrain", tags=["nodes"])
+async def undrain_node(
+    node_id: str, session: SessionDep, context: ContextDep, principal: Admin
+) -> NodeObject:
+    """Give the node jobs again."""
+    return await NodeService(session, context.settings).undrain(node_id)
+
+
+@router.post("/{node_id}/release", tags=["nodes"])
+async def release_node(
+    node_id: str, session: SessionDep, context: ContextDep, principal: Admin
+) -> NodeObject:
+    """Give jobs again to a node that was set aside for repeated faults."""
+    return await NodeService(session, context.settings).release(node_id)

@@ -69,7 +69,7 @@ class NodeObject(BaseModel):
     hostname: str
     version: str
     live: bool = Field(description="heard within the heartbeat's time to live")
-    wanted: str
+    wanted: str = Field(description="run, or drain: it is given no more jobs")
     device_kinds: list[str]
     cpu_slots: int
     cpu_slots_used: int
@@ -82,6 +82,10 @@ class NodeObject(BaseModel):
     registered_at: datetime
     last_heartbeat_at: datetime
     unreachable_since: datetime | None
+    quarantined_since: datetime | None = Field(
+        description="since when it is set aside for repeated faults: it is given no jobs"
+    )
+    quarantine_detail: str | None
 
 
 class NodeList(BaseModel):

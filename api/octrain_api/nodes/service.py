@@ -4,9 +4,14 @@ from collections import defaultdict
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from fp8core.spec.outcomes import Reason
+from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.ids import new_id
+from octrain_api.jobs import transitions
+from octrain_api.jobs.repository import JobRepository
+from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.listener import notify_queue
-from octrain_api.models import Attempt, Node
+from octrain_api.models import Attempt, Job, Node
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.nodes.schemas import (
     EngineState,
@@ -35,7 +40,7 @@ class NodeService:
 
     async def register(self, request: RegisterRequest, owner: str) -> RegisterAnswer:
         """Store what the node says of itself; the same name keeps the same id."""
-        node = await self._nodes.lock_by_name(request.name)
+        node = await self._nodes.claim_name(request.name)
         if node is not None and node.owner != owner:
             raise Problem(
                 403,
@@ -49,9 +54,13 @@ class NodeService:
             await self._nodes.add(node)
         else:
             if node.boot_id != request.boot_id:
+                # Attempts before their node, like everybody who locks both.
                 await self._nodes.expire_leases(node.id)
+            node = await self._nodes.lock(node.id)
+            assert node is not None
             for name, value in values.items():
                 setattr(node, name, value)
+            await self._nodes.described(node)
             await self._nodes.heard(node)
             # What a worker took from the queue just before it went down is sent again at once.
             await self._nodes.send_messages_again(queue_of(node.id))
@@ -71,6 +80,76 @@ class NodeService:
             await notify_queue(self._session)
         await self._nodes.heard(node)
         return NodeHeartbeatAnswer(wanted="drain" if node.wanted == "drain" else "run")
+
+    async def drain(self, node_id: str, release: bool, who: str) -> NodeObject:
+        """Place nothing more on the node; with `release`, also send its jobs back to the queue.
+
+        They save first. It costs them no restart.
+        """
+        if release:
+            # Jobs, then attempts, each in the order of ids, then the node: the order of all others.
+            # What is placed in between stays, and is released by the next call.
+            rows = await self._nodes.live_attempts_on(node_id)
+            jobs = JobRepository(self._session)
+            locked = [await jobs.lock(job_id) for job_id in sorted(row.job_id for row in rows)]
+            await self._nodes.lock_attempts(sorted(row.id for row in rows))
+            for job in locked:
+                if job is not None:
+                    await self._release(job, node_id, who)
+        node = await self._locked(node_id)
+        node.wanted = "drain"
+        return await self._object(node)
+
+    async def undrain(self, node_id: str) -> NodeObject:
+        """Place jobs on the node again."""
+        node = await self._locked(node_id)
+        node.wanted = "run"
+        await notify_queue(self._session)
+        return await self._object(node)
+
+    async def release(self, node_id: str) -> NodeObject:
+        """Take a node back that was set aside for repeated faults; the count begins anew."""
+        node = await self._locked(node_id)
+        await self._nodes.release(node)
+        await notify_queue(self._session)
+        return await self._object(node)
+
+    async def _locked(self, node_id: str) -> Node:
+        node = await self._nodes.lock(node_id)
+        if node is None:
+            raise not_found("node", node_id)
+        return node
+
+    async def _release(self, job: Job, node_id: str, who: str) -> None:
+        attempt = await JobRepository(self._session).live_attempt(job.id)
+        if attempt is None or attempt.node_id != node_id:
+            return
+        if job.status not in (Status.STARTING, Status.RUNNING):
+            return
+        claimed = attempt.claimed_at is not None
+        if not claimed:
+            await AttemptRepository(self._session).end(
+                attempt, outcome="stopped", reason=Reason.NODE_DRAINED
+            )
+        await transitions.apply(
+            self._session,
+            job,
+            Status.PAUSING if claimed else Status.QUEUED,
+            Actor.USER,
+            attempt=attempt,
+            message="Its node is drained; the job saves and goes back to the queue."
+            if claimed
+            else "Its node is drained before it took the attempt; the job is queued again.",
+            reason=Reason.NODE_DRAINED if claimed else None,
+            data={"attempt_id": attempt.id, "node_id": node_id},
+            who=who,
+        )
+        if not claimed:
+            job.avoid_nodes = [node_id]
+
+    async def _object(self, node: Node) -> NodeObject:
+        await self._session.flush()
+        return next(item for item in await self.list_all() if item.id == node.id)
 
     async def list_all(self) -> list[NodeObject]:
         """Every node with its free and used slots."""
@@ -101,4 +180,6 @@ def _node_object(node: Node, live: bool, attempts: list[Attempt]) -> NodeObject:
         registered_at=node.registered_at,
         last_heartbeat_at=node.last_heartbeat_at,
         unreachable_since=node.unreachable_since,
+        quarantined_since=node.quarantined_since,
+        quarantine_detail=node.quarantine_detail,
     )

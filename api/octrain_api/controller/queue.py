@@ -1,0 +1,134 @@
+"""What a tick of the scheduler reads and writes: sets, never one job at a time."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, cast, func, select, text
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from octrain_api.controller.plan import NodeView
+from octrain_api.models import Node
+
+# The distinct needs by skips along the index: as many steps as needs, however many jobs queue.
+_NEEDS = text(
+    """
+    WITH RECURSIVE needs AS (
+        (SELECT need FROM jobs WHERE status = 'queued' ORDER BY need LIMIT 1)
+        UNION ALL
+        SELECT (
+            SELECT j.need FROM jobs j WHERE j.status = 'queued' AND j.need > needs.need
+            ORDER BY j.need LIMIT 1
+        )
+        FROM needs WHERE needs.need IS NOT NULL
+    )
+    SELECT need FROM needs WHERE need IS NOT NULL
+    """
+)
+_HEADS = text(
+    """
+    SELECT json_agg(json_build_array(
+        h.id, h.need, h.priority, CAST(extract(epoch FROM h.created_at) * 1000000 AS bigint),
+        h.avoid_nodes, extract(epoch FROM now() - h.created_at)))
+    FROM json_each_text(CAST(:sizes AS json)) AS wanted(need, size)
+    CROSS JOIN LATERAL (
+        SELECT j.id, j.need, j.priority, j.created_at, j.avoid_nodes FROM jobs j
+        WHERE j.status = 'queued' AND j.need = wanted.need
+          AND (j.next_attempt_at IS NULL OR j.next_attempt_at <= now())
+        ORDER BY j.priority DESC, j.created_at, j.id
+        LIMIT CAST(wanted.size AS int)
+    ) AS h
+    """
+)
+# As one JSON value: a thousand rows one by one cost the driver more than the database.
+# What of nodes changes from tick to tick, and what live attempts hold of them.
+_STATES = text(
+    """
+    SELECT json_agg(json_build_array(
+        n.id, CAST(extract(epoch FROM n.described_at) * 1000000 AS bigint),
+        CASE WHEN n.last_heartbeat_at <= now() - make_interval(secs => :ttl) THEN 1
+             WHEN n.wanted <> 'run' THEN 2
+             WHEN n.quarantined_since IS NOT NULL THEN 3 ELSE 0 END,
+        coalesce(used.cpu, 0), coalesce(used.gpus, 0)) ORDER BY n.name)
+    FROM nodes n LEFT JOIN (
+        SELECT node_id, count(*) FILTER (WHERE device = 'cpu') AS cpu,
+               sum(cardinality(gpu_indices)) AS gpus
+        FROM attempts WHERE status <> 'ended' GROUP BY node_id
+    ) AS used ON used.node_id = n.id
+    """
+)
+_WRITE_GROUPS = text(
+    """
+    WITH said AS (
+        SELECT key AS need, value AS waiting_for FROM json_each_text(CAST(:texts AS json))
+    ), gone AS (
+        DELETE FROM queue_groups g WHERE NOT EXISTS (SELECT FROM said WHERE said.need = g.need)
+    )
+    INSERT INTO queue_groups (need, waiting_for, as_of) SELECT need, waiting_for, now() FROM said
+    ON CONFLICT (need) DO UPDATE SET waiting_for = excluded.waiting_for, as_of = excluded.as_of
+    """
+)
+
+OPEN, SILENT, DRAINING, QUARANTINED = range(4)
+
+
+class Waiting(NamedTuple):
+    """A queued job that may be placed now: since when, in microseconds, and for how many seconds
+    it has existed."""
+
+    id: str
+    need: str
+    priority: int
+    created: int
+    avoid_nodes: list[str]
+    waited: float
+
+
+class NodeState(NamedTuple):
+    """What of a node changes from tick to tick."""
+
+    id: str
+    described: int
+    state: int
+    cpu_used: int
+    gpus_used: int
+
+
+class QueueRepository:
+    """The queue, the nodes and their use, for the scheduler."""
+
+    def __init__(self, session: AsyncSession) -> None:
+        self._session = session
+
+    async def needs(self) -> list[str]:
+        """The different needs of the queued jobs."""
+        return list((await self._session.scalars(_NEEDS)).all())
+
+    async def heads(self, sizes: Mapping[str, int]) -> list[Waiting]:
+        """Of each need so many jobs at most, all together by priority, then age."""
+        found = await self._session.scalar(_HEADS, {"sizes": json.dumps(sizes)})
+        rows = [Waiting(*row) for row in found or []]
+        return sorted(rows, key=lambda row: (-row.priority, row.created, row.id))
+
+    async def node_states(self, heartbeat_ttl: int) -> list[NodeState]:
+        """Every registered node, by name: whether it is open, and what of it is used."""
+        found = await self._session.scalar(_STATES, {"ttl": heartbeat_ttl})
+        return [NodeState(*row) for row in found or []]
+
+    async def describe(self, node_ids: Sequence[str]) -> list[NodeView]:
+        """What these nodes said of themselves."""
+        statement = select(
+            Node.id,
+            Node.name,
+            Node.device_kinds,
+            Node.cpu_slots,
+            Node.gpus,
+            Node.engines,
+            Node.private_roots,
+            cast(func.extract("epoch", Node.described_at) * 1_000_000, BigInteger),
+        ).where(Node.id.in_(node_ids))
+        return [NodeView(*row) for row in await self._session.execute(statement)]
+
+    async def write_groups(self, texts: Mapping[str, str]) -> None:
+        """Say what the jobs of each need wait for, as of now; forget all other needs."""
+        await self._session.execute(_WRITE_GROUPS, {"texts": json.dumps(texts)})
