@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -21,6 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit code."""
     parsed = _parser().parse_args(arguments)
     _quieten_imports()
+    # Read when torch is first imported. By default waiting threads spin, and where other work needs
+    # the cores too, a step of a small model takes ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         return _run(parsed)
     except KeyboardInterrupt:
