@@ -37,6 +37,8 @@ _FILES = frozenset(
     {
         "conversion.json",
         "crash.log",
+        "parity.json",
+        "precision.json",
         "report.json",
         "result.json",
         "spec.json",
