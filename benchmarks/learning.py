@@ -62,14 +62,14 @@ class Outcome:
 
 def spec_of(recipe: dict[str, Any], *, short: bool) -> dict[str, Any]:
     """The job; the short form is smaller and stops early."""
-    layers, steps, batch_size = (2, 80, 8) if short else (4, 1500, 16)
+    layers, steps, batch_size = (2, 70, 6) if short else (4, 1500, 16)
     return {
         "model": {
             "source": "config",
             "config": {
                 "model_type": "llama",
-                "hidden_size": 192 if short else 256,
-                "intermediate_size": 384 if short else 704,
+                "hidden_size": 160 if short else 256,
+                "intermediate_size": 320 if short else 704,
                 "num_hidden_layers": layers,
                 "num_attention_heads": 4,
                 "num_key_value_heads": 4,
@@ -84,7 +84,7 @@ def spec_of(recipe: dict[str, Any], *, short: bool) -> dict[str, Any]:
             "steps": steps,
             "batch_size": batch_size,
             "sequence_length": 128,
-            "optimizer": {"lr": 4e-3 if short else 2e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
+            "optimizer": {"lr": 5e-3 if short else 2e-3, "betas": [0.9, 0.95], "weight_decay": 0.1},
             "schedule": {"name": "cosine", "warmup_steps": steps // 10},
         },
         "evaluation": {"every_steps": 0 if short else 100, "fraction": 0.1},

@@ -655,12 +655,13 @@ def test_a_full_disk_while_checkpointing_and_room_again(
     assert [record["seq"] for record in records] == list(range(1, len(records) + 1))
 
 
-def test_two_trainers_in_one_workdir(tmp_path: Path) -> None:
+def test_two_trainers_in_one_workdir(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], restored_process: None
+) -> None:
     spec, workdir = tmp_path / "spec.json", tmp_path / "work"
     spec.write_text(json.dumps(SPEC))
     with Workdir(workdir):
         before = sorted(path.name for path in workdir.iterdir())
-        done = run("train", spec, "--workdir", workdir)
-        assert done.returncode == ExitCode.INTERNAL_ERROR
-        assert done.stderr.splitlines()[-1] == f"error: another trainer is at work in {workdir}"
+        assert main(["train", str(spec), "--workdir", str(workdir)]) == ExitCode.INTERNAL_ERROR
+        assert capsys.readouterr().err == f"error: another trainer is at work in {workdir}\n"
         assert sorted(path.name for path in workdir.iterdir()) == before

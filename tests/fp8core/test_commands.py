@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -93,12 +94,17 @@ def test_a_spare_trains_what_one_line_names(write: Write, tmp_path: Path) -> Non
     assert json.loads((workdir / "result.json").read_bytes())["outcome"] == "succeeded"
 
 
-def test_a_spare_without_an_order_ends_and_a_bad_one_is_an_error() -> None:
-    assert run("spare", stdin="").returncode == 0
-    done = run("spare", stdin='{"workdir": 3}\n')
-    assert done.returncode == 1
-    assert "the order on stdin is not valid" in done.stderr
-    assert "Traceback" not in done.stderr
+@pytest.mark.parametrize(
+    "order", ["", "\n", '{"workdir": 3}\n', "[]\n", "{\n", '{"spec_path": "a"']
+)
+def test_a_spare_without_an_order_ends_and_a_bad_one_is_an_error(
+    order: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(order))
+    assert main(["spare"]) == (1 if order.strip() else 0)
+    output = capsys.readouterr().err
+    assert ("the order on stdin is not valid" in output) == bool(order.strip())
+    assert "Traceback" not in output
 
 
 def test_a_second_sigterm_ends_it_at_once(write: Write, tmp_path: Path) -> None:
@@ -302,10 +308,17 @@ def test_an_internal_error_is_one_line_and_a_log(
 
 
 def test_a_workdir_that_cannot_be_one_is_refused(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Write,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    from fp8core.commands import train as train_command
+
+    monkeypatch.setattr(train_command.StopRequest, "install", lambda self: None)
     (tmp_path / "file").write_text("")
-    done = run("train", write(), "--workdir", tmp_path / "file" / "work")
-    assert done.returncode == 2
-    assert "cannot use" in done.stderr
-    assert "Traceback" not in done.stderr
+    for workdir in (tmp_path / "file" / "work", tmp_path / "file", tmp_path / ("x" * 300)):
+        assert main(["train", str(write()), "--workdir", str(workdir)]) == 2
+        lines = errors_of(capsys)
+        assert len(lines) == 1
+        assert lines[0].startswith(f"error: cannot use {workdir} as workdir: ")

@@ -46,8 +46,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "task": "sequence_classification",
         "recipe": {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 16},
         "training": {
-            "steps": 24,
-            "batch_size": 16,
+            "steps": 20,
+            "batch_size": 12,
             "sequence_length": 32,
             "optimizer": {"lr": 3e-4},
             "schedule": {"name": "linear", "warmup_steps": 3},

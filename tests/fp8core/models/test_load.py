@@ -392,7 +392,7 @@ def test_a_hub_model_from_the_local_cache(hub_cache, tmp_path):
     assert done.stdout.strip() == "done", done.stderr
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_loading_takes_the_memory_of_one_copy(save_llama, tmp_path, dtype):
     """Peak memory while loading, in a process of its own, page cache of the file included."""
     model, folder = save_llama(
