@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -361,14 +360,14 @@ def test_availability_names_the_gpu_it_needs(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_importing_the_engines_imports_no_torchao_and_using_it_is_silent() -> None:
     code = (
-        "import sys, torch; import fp8core.engines as engines;"
+        "import logging, sys, torch; import fp8core.engines as engines;"
         "assert 'torchao' not in sys.modules;"
         "from fp8core.spec.recipe import TorchaoRecipe;"
         "engines.create(TorchaoRecipe(engine='torchao'), 'cpu');"
-        "assert 'torchao' in sys.modules"
+        "assert 'torchao' in sys.modules;"
+        "assert logging.getLogger('torchao').level == logging.NOTSET"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert logging.getLogger("torchao").level == logging.NOTSET
