@@ -247,7 +247,7 @@ def server_in_namespace() -> RunAs:
 def test_binaries_below_a_private_folder_run(
     make: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A virtual environment below a 0700 folder, such as /root/.venv."""
+    """A virtual environment below a 0700 folder."""
     found = binaries.find_postgres()
     if not found.tree:
         pytest.skip("needs the wheel's binaries")
