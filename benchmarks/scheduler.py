@@ -25,6 +25,7 @@ from typing import Any
 import psycopg
 
 from octrain.local.servers import LocalServers
+from octrain_api.collection import spare_what_stays
 from octrain_api.controller.scheduler import Scheduler
 from octrain_api.database import Database
 from octrain_api.migrate import migrate
@@ -78,6 +79,8 @@ _EMPTY = "TRUNCATE jobs, outbox, queue_groups CASCADE"
 
 def main() -> None:
     arguments = _arguments()
+    # As the controller does at its start.
+    spare_what_stays()
     with tempfile.TemporaryDirectory() as folder, LocalServers(Path(folder)) as servers:
         settings = DatabaseSettings(url=servers.postgres_url)
         migrate(settings)

@@ -44,6 +44,7 @@ def _serve(settings: Settings, host: str, port: int) -> int:
     import uvicorn
 
     from octrain_api.app import create_app
+    from octrain_api.collection import spare_what_stays
     from octrain_api.migrate import SchemaMismatch, check_schema
 
     async def check() -> None:
@@ -73,14 +74,17 @@ def _serve(settings: Settings, host: str, port: int) -> int:
             await super().shutdown(sockets)  # type: ignore[arg-type]
 
     server = Server(config)
+    spare_what_stays()
     server.run()
     return 0 if server.started else 1
 
 
 def _controller(settings: Settings) -> int:
+    from octrain_api.collection import spare_what_stays
     from octrain_api.controller.main import run
     from octrain_api.migrate import SchemaMismatch
 
+    spare_what_stays()
     try:
         asyncio.run(run(settings))
     except SchemaMismatch as error:
