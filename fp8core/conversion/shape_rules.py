@@ -34,8 +34,7 @@ class _ShapeRules:
     def linear_refusal(self, linear: nn.Linear) -> str | None:
         if all(getattr(self._recipe, "override_linear_precision", (False,))):
             return "override_linear_precision keeps all three GEMMs in high precision"
-        padded = isinstance(self._recipe, TorchaoRecipe) and self._recipe.pad_inner_dim
-        for side in ("out_features",) if padded else ("in_features", "out_features"):
+        for side in ("in_features", "out_features"):
             size = getattr(linear, side)
             if size % self._multiple:
                 return f"{side} {size} is not a multiple of {self._multiple}"

@@ -205,9 +205,9 @@ def _torchao() -> Any:
 
 
 def _config(recipe: TorchaoRecipe, *, emulate: bool) -> Any:
-    """torchao's config of the named recipe, with our two settings in it."""
+    """torchao's config of the named recipe, emulated where there is no FP8 hardware."""
     named = _torchao().Float8LinearConfig.from_recipe_name(recipe.scaling)
-    return dataclasses.replace(named, emulate=emulate, pad_inner_dim=recipe.pad_inner_dim)
+    return dataclasses.replace(named, emulate=emulate)
 
 
 @functools.cache

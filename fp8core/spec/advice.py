@@ -29,6 +29,10 @@ _TORCHAO_REASONS = {
     "config": "write torchao's settings as fields of the recipe",
     "module_filter_func": "a function cannot be submitted; conversion.skip and conversion.only "
     "choose the layers",
+    "pad_inner_dim": (
+        "would have no effect: torchao pads only the summed dimension of a product, and layers and "
+        "batches here are multiples of 16 in each; remove it"
+    ),
     "emulate": "the device decides: FP8 GEMMs are emulated where it has none",
     "round_scales_to_power_of_2": "the scaling decides: the rowwise ones round to powers of two",
 }
@@ -84,7 +88,7 @@ def _recipe_reason(key: str, holder: type[Part]) -> str | None:
         return f"not a setting of {_named(holder)}; it belongs to {' and '.join(others)}"
     if engine == "te" and key in _NOT_OFFERED:
         return "a setting of Transformer Engine that is not offered here; remove it"
-    if key in ("enable_fsdp_float8_all_gather", "config", "module_filter_func"):
+    if key in ("enable_fsdp_float8_all_gather", "config", "module_filter_func", "pad_inner_dim"):
         return "belongs to torchao (engine torchao)"
     return None
 

@@ -155,10 +155,6 @@ class TorchaoRecipe(_Scaled, title="torchao"):
             "`rowwise_with_gw_hp`: rowwise with the wgrad GEMM in high precision, most accurate."
         ),
     )
-    pad_inner_dim: bool = Field(
-        default=False,
-        description="Pad the inner dimension of a GEMM to a multiple of 16 with zeros.",
-    )
 
 
 class EmulatedDelayed(_Delayed, title="Emulated, delayed scaling"):

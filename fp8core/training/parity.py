@@ -13,6 +13,7 @@ import gc
 import hashlib
 import json
 import math
+import time
 from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
@@ -70,6 +71,8 @@ def reference_losses(
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
+    # The steps counted so far were the reference's.
+    telemetry.progress(0, spec.training.steps, 0, None)
     write_json(workdir.parity, {"fingerprint": fingerprint, "losses": losses})
     return losses
 
@@ -94,6 +97,7 @@ def _train(
     learner = assemble(spec, engine, built.loaded, class_count=classes).learner
     learner.model.train()
     losses: list[float] = []
+    tokens, started = 0, time.perf_counter()
     for step in range(1, steps + 1):
         if stop.requested:
             raise StopRequested
@@ -115,6 +119,10 @@ def _train(
             break
         learner.update(step)
         losses.append(loss)
+        # Whoever watches for a standstill must see that there is none.
+        tokens += sum(batch.token_count for batch in batches)
+        each = (time.perf_counter() - started) / step
+        telemetry.progress(step, steps, tokens, round(each * (steps - step), 3))
     return losses
 
 

@@ -92,16 +92,12 @@ def test_mxfp8_block_scaling(spec: Spec) -> None:
 
 def test_torchao(spec: Spec) -> None:
     for recipe in (
-        {"backend": "AO", "pad_inner_dim": True, "enable_fsdp_float8_all_gather": False},
-        {"fp8_config": {"backend": "ao", "fp8_pad_inner_dim": True}},
-        {"engine": "torchao", "pad_inner_dim": True, "config": None, "module_filter_func": None},
+        {"backend": "AO", "enable_fsdp_float8_all_gather": False},
+        {"fp8_config": {"backend": "ao"}},
+        {"engine": "torchao", "config": None, "module_filter_func": None},
     ):
         parsed = parse_spec(spec(recipe=recipe))
-        assert parsed.resolved()["recipe"] == {
-            "engine": "torchao",
-            "scaling": "tensorwise",
-            "pad_inner_dim": True,
-        }
+        assert parsed.resolved()["recipe"] == {"engine": "torchao", "scaling": "tensorwise"}
 
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
@@ -136,6 +132,13 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
         "FSDP2",
     ),
     ({"enable_fsdp_float8_all_gather": True}, "/recipe/enable_fsdp_float8_all_gather", "torchao"),
+    ({"engine": "torchao", "pad_inner_dim": False}, "/recipe/pad_inner_dim", "no effect"),
+    (
+        {"fp8_config": {"backend": "AO", "fp8_pad_inner_dim": True}},
+        "/recipe/fp8_config/fp8_pad_inner_dim",
+        "no effect: torchao pads only the summed dimension",
+    ),
+    ({"pad_inner_dim": True}, "/recipe/pad_inner_dim", "torchao"),
     ({"backend": "AO", "config": {"emulate": True}}, "/recipe/config", "fields of the recipe"),
     ({"backend": "AO", "module_filter_func": "f"}, "/recipe/module_filter_func", "conversion.skip"),
     ({"amax_history_length": 0}, "/recipe/amax_history_length", "at least 1"),

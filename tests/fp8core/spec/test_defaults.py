@@ -133,7 +133,7 @@ RECIPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
             "use_autocast_during_eval": False,
         },
     ),
-    ({"engine": "torchao"}, {"scaling": "tensorwise", "pad_inner_dim": False}),
+    ({"engine": "torchao"}, {"scaling": "tensorwise"}),
     (
         {"engine": "emulated"},
         {key: value for key, value in RESOLVED["recipe"].items() if key != "engine"},

@@ -113,7 +113,6 @@ recipes = st.one_of(
     part(
         {"engine": "torchao"},
         scaling=st.sampled_from(["tensorwise", "rowwise", "rowwise_with_gw_hp"]),
-        pad_inner_dim=booleans,
     ),
     part({"engine": "amp", "dtype": "bf16"}),
     part({"backend": "TE", "amax_history_length": counts.filter(lambda n: n < 1000)}),

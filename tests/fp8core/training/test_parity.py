@@ -50,6 +50,15 @@ def test_the_reference_is_that_very_job_and_changes_nothing(
     assert series(compared, "parity/gap") == {
         n: pytest.approx((ours[n] - reference[n]) / reference[n]) for n in steps
     }
+    told = [record for record, _ in read_records(compared / "telemetry.jsonl")]
+    phases = [record.get("phase") for record in told]
+    reference_began, job_began = phases.index("reference"), phases.index("converting")
+    # Who watches for a standstill sees each step of the reference, and then a count from the start.
+    assert [
+        (record["step"], record["total_steps"])
+        for record in told[reference_began:job_began]
+        if record["type"] == "progress"
+    ] == [(step, parity["steps"]) for step in steps] + [(0, 6)]
     report = json.loads((compared / "report.json").read_bytes())["parity"]
     # Fewer steps than are averaged over: one gap, of the means of all.
     expected = fmean(ours[n] for n in steps) / fmean(reference[n] for n in steps) - 1
