@@ -315,5 +315,5 @@ async def running_job(worker: Worker, user: httpx.AsyncClient, submit: Submit) -
         {"seq": 1, "time": 1.0, "type": "phase", "phase": "training"},
         {"seq": 2, "time": 2.0, "type": "metrics", "step": 1, "values": {"train/loss": 5.5}},
     )
-    assert answer.json() == {"acknowledged_seq": 2}, answer.text
+    assert answer.json()["acknowledged_seq"] == 2, answer.text
     return job_id

@@ -49,6 +49,8 @@ class Attempt:
     id: str
     spec: dict[str, Any]
     wanted: str = "run"
+    wanted_reason: str | None = None
+    stop_by: float | None = None  # on the monotonic clock
     lease_seconds: float = 30.0
     supervisor: str | None = None
     token: int | None = None
@@ -61,6 +63,15 @@ class Attempt:
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["type"] == kind]
+
+    @property
+    def wish(self) -> dict[str, Any]:
+        left = None if self.stop_by is None else max(self.stop_by - time.monotonic(), 0.0)
+        return {
+            "wanted": self.wanted,
+            "wanted_reason": self.wanted_reason,
+            "stop_within_seconds": left,
+        }
 
     @property
     def steps(self) -> list[int]:
@@ -85,6 +96,7 @@ class ApiServer:
         self.active: list[str] = []
         self.away = False
         self.lose_answers = 0
+        self.heartbeat_interval = 0.2
         self.refuse_records: Callable[[dict[str, Any]], bool] = lambda record: False
         self.requests: list[str] = []
         owner = self
@@ -168,9 +180,9 @@ class ApiServer:
             "attempt": 1,
             "fencing_token": attempt.token,
             "spec": attempt.spec,
-            "wanted": attempt.wanted,
+            **attempt.wish,
             "lease_seconds": attempt.lease_seconds,
-            "heartbeat_interval_seconds": 0.2,
+            "heartbeat_interval_seconds": self.heartbeat_interval,
             "artifact_prefix": f"jobs/job_1/attempts/{attempt.id}",
             "resume_from": attempt.resume_from,
             "device": "cpu",
@@ -179,7 +191,7 @@ class ApiServer:
 
     def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         attempt.heartbeats += 1
-        return 200, {"wanted": attempt.wanted, "lease_seconds": attempt.lease_seconds}
+        return 200, {**attempt.wish, "lease_seconds": attempt.lease_seconds}
 
     def _telemetry(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         expected = len(attempt.records) + 1
@@ -188,7 +200,7 @@ class ApiServer:
         if any(self.refuse_records(record) for record in body["records"]):
             return 422, {"detail": "a record is not valid"}
         attempt.records += body["records"][expected - body["first_seq"] :]
-        return 200, {"acknowledged_seq": len(attempt.records)}
+        return 200, {**attempt.wish, "acknowledged_seq": len(attempt.records)}
 
     def _artifacts(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         attempt.artifacts.setdefault((body["kind"], body["name"]), body)

@@ -188,6 +188,35 @@ class TestStopping:
         assert attempt.finished["resumable"] is True
         assert ("checkpoint", f"step-{attempt.finished['step']:08d}") in attempt.artifacts
 
+    def test_a_stop_has_the_time_that_the_service_gives_it(
+        self, workplace: Any, until: Callable[..., Any]
+    ) -> None:
+        """The spec's own deadline is an hour; of the service's a second is left."""
+        script = {"steps": 5000, "step_seconds": 0.02, "ignore_sigterm": True}
+        attempt = workplace.api.add("att_a", script, limits={"cancel_deadline_seconds": 3600})
+        child = workplace.supervise("att_a")
+        until(lambda: attempt.steps, "first step")
+        with workplace.api.lock:
+            attempt.wanted, attempt.wanted_reason = "pause", "preempted"
+            attempt.stop_by = time.monotonic() + 1.0
+        assert child.wait(timeout=30) == 0, workplace.log()
+        assert attempt.finished["outcome"] == "stopped"
+        assert "(preempted)" in attempt.finished["detail"]
+        assert "was killed" in attempt.finished["detail"]
+
+    def test_a_cancel_is_heard_with_the_telemetry(
+        self, workplace: Any, until: Callable[..., Any]
+    ) -> None:
+        """No heartbeat is due for an hour."""
+        workplace.api.heartbeat_interval = 3600.0
+        attempt = workplace.api.add("att_a", {"steps": 5000, "step_seconds": 0.02})
+        child = workplace.supervise("att_a")
+        until(lambda: attempt.steps, "first step")
+        attempt.wanted = "cancel"
+        assert child.wait(timeout=30) == 0, workplace.log()
+        assert attempt.finished["reason"] == "cancelled_by_user"
+        assert attempt.heartbeats == 0
+
     def test_cancel_before_the_trainer_began(self, workplace: Any) -> None:
         attempt = workplace.api.add("att_a", {"steps": 5000, "step_seconds": 0.02})
         attempt.wanted = "cancel"

@@ -28,7 +28,9 @@ __all__ = [
     "ResumePoint",
     "SequenceGap",
     "StaleAttempt",
+    "TelemetryAnswer",
     "Wanted",
+    "WishAnswer",
     "retrying",
 ]
 
@@ -94,7 +96,17 @@ class ModelPoint(_Answer):
     files: list[dict[str, Any]]
 
 
-class Claim(_Answer):
+class WishAnswer(_Answer):
+    """What the service wants of an attempt: in every answer that a supervisor gets."""
+
+    wanted: Wanted = "run"
+    # Why the service itself wants a stop; None when a user does.
+    wanted_reason: str | None = None
+    # What is left of the time in which to stop; None without a deadline.
+    stop_within_seconds: float | None = Field(default=None, ge=0)
+
+
+class Claim(WishAnswer):
     """An attempt that is now this supervisor's: everything it needs to run it."""
 
     attempt_id: str
@@ -102,7 +114,6 @@ class Claim(_Answer):
     attempt: int
     fencing_token: int | str
     spec: dict[str, Any]
-    wanted: Wanted = "run"
     lease_seconds: float = Field(gt=0)
     heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
     artifact_prefix: str
@@ -112,12 +123,13 @@ class Claim(_Answer):
     gpu_indices: list[int] = []
 
 
-class HeartbeatAnswer(_Answer):
-    wanted: Wanted = "run"
+class HeartbeatAnswer(WishAnswer):
     lease_seconds: float = Field(gt=0)
 
 
-class _Acknowledged(_Answer):
+class TelemetryAnswer(WishAnswer):
+    """The last record the API has, and what it wants."""
+
     acknowledged_seq: int
 
 
@@ -163,11 +175,10 @@ class ApiClient:
 
     def telemetry(
         self, attempt_id: str, token: int | str, first_seq: int, records: Sequence[dict[str, Any]]
-    ) -> int:
-        """Sends records numbered from ``first_seq``; returns the last number the API has."""
+    ) -> TelemetryAnswer:
+        """Sends records numbered from ``first_seq``."""
         body = {"fencing_token": token, "first_seq": first_seq, "records": list(records)}
-        answer = self._post(f"/attempts/{attempt_id}/telemetry", body, _Acknowledged)
-        return answer.acknowledged_seq
+        return self._post(f"/attempts/{attempt_id}/telemetry", body, TelemetryAnswer)
 
     def artifact(self, attempt_id: str, token: int | str, artifact: dict[str, Any]) -> str:
         body = {"fencing_token": token, **artifact}

@@ -55,9 +55,12 @@ async def send_telemetry(
     context: ContextDep,
     principal: NodeWorker,
 ) -> TelemetryAnswer:
-    """Store a batch of records, each exactly once; a gap gets 409 with `expected_seq`."""
+    """Store a batch of records, each exactly once; a gap gets 409 with `expected_seq`.
+
+    The answer says what is wanted, as that of a heartbeat does, but renews no lease.
+    """
     service = AttemptService(session, context.settings, principal.owner)
-    return TelemetryAnswer(acknowledged_seq=await service.telemetry(attempt_id, body))
+    return await service.telemetry(attempt_id, body)
 
 
 @router.post("/{attempt_id}/artifacts")

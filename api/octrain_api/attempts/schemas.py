@@ -35,14 +35,9 @@ class ModelFrom(BaseModel):
     files: list[dict[str, Any]]
 
 
-class Claim(BaseModel):
-    """Everything a supervisor needs to run the attempt. All times are durations."""
+class Wish(BaseModel):
+    """What the service wants of an attempt: part of every answer to a live one."""
 
-    attempt_id: str
-    job_id: str
-    attempt: int
-    fencing_token: int
-    spec: dict[str, Any]
     wanted: Wanted
     wanted_reason: str | None = Field(
         default=None, description="why the service wants the stop; null when a user asked"
@@ -50,6 +45,16 @@ class Claim(BaseModel):
     stop_within_seconds: float | None = Field(
         default=None, description="what is left of a pause's or cancel's deadline"
     )
+
+
+class Claim(Wish):
+    """Everything a supervisor needs to run the attempt. All times are durations."""
+
+    attempt_id: str
+    job_id: str
+    attempt: int
+    fencing_token: int
+    spec: dict[str, Any]
     lease_seconds: int
     heartbeat_interval_seconds: int
     artifact_prefix: str
@@ -79,16 +84,9 @@ class HeartbeatRequest(Fenced):
     step: int | None = Field(default=None, ge=0)
 
 
-class HeartbeatAnswer(BaseModel):
+class HeartbeatAnswer(Wish):
     """What is wanted of the attempt, and for how long it may go on without another answer."""
 
-    wanted: Wanted
-    wanted_reason: str | None = Field(
-        default=None, description="why the service wants the stop; null when a user asked"
-    )
-    stop_within_seconds: float | None = Field(
-        default=None, description="what is left of a pause's or cancel's deadline"
-    )
     lease_seconds: int
 
 
@@ -99,7 +97,7 @@ class TelemetryRequest(Fenced):
     records: list[dict[str, Any]] = Field(max_length=20_000)
 
 
-class TelemetryAnswer(BaseModel):
+class TelemetryAnswer(Wish):
     """The last record that is stored."""
 
     acknowledged_seq: int

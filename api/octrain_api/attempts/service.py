@@ -17,6 +17,7 @@ from octrain_api.attempts.schemas import (
     HeartbeatRequest,
     ModelFrom,
     ResumeFrom,
+    TelemetryAnswer,
     TelemetryRequest,
     Wanted,
 )
@@ -111,9 +112,7 @@ class AttemptService:
             attempt=attempt.number,
             fencing_token=attempt.fencing_token,
             spec=job.spec,
-            wanted=wanted_of(job),
-            wanted_reason=job.reason,
-            stop_within_seconds=await self._stop_within(job),
+            **await self._wish(job),
             lease_seconds=attempt.lease_seconds,
             heartbeat_interval_seconds=self._settings.controller.heartbeat_interval,
             artifact_prefix=artifact_prefix(attempt),
@@ -151,20 +150,23 @@ class AttemptService:
             job.version += 1
             await note_progress(self._session, job, attempt)
         return HeartbeatAnswer(
-            wanted=wanted_of(job),
-            wanted_reason=job.reason,
-            stop_within_seconds=await self._stop_within(job),
+            **await self._wish(job),
             lease_seconds=lease,
         )
 
-    async def _stop_within(self, job: Job) -> float | None:
-        """Seconds that a pause or cancel still has; 0 when they are over, None without one."""
-        if job.stop_deadline_at is None:
-            return None
-        left = job.stop_deadline_at - await database_now(self._session)
-        return max(left.total_seconds(), 0.0)
+    async def _wish(self, job: Job) -> dict[str, Any]:
+        """What is wanted, why, and the seconds that a stop still has: 0 when they are over."""
+        left = None
+        if job.stop_deadline_at is not None:
+            span = job.stop_deadline_at - await database_now(self._session)
+            left = max(span.total_seconds(), 0.0)
+        return {
+            "wanted": wanted_of(job),
+            "wanted_reason": job.reason,
+            "stop_within_seconds": left,
+        }
 
-    async def telemetry(self, attempt_id: str, request: TelemetryRequest) -> int:
+    async def telemetry(self, attempt_id: str, request: TelemetryRequest) -> TelemetryAnswer:
         """Store each record exactly once; the number of the last one stored."""
         job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
         expected = attempt.acknowledged_seq + 1
@@ -178,7 +180,7 @@ class AttemptService:
         if new:
             attempt.acknowledged_seq += len(new)
             await TelemetryWriter(self._session, job, attempt).write(expected, new)
-        return attempt.acknowledged_seq
+        return TelemetryAnswer(acknowledged_seq=attempt.acknowledged_seq, **await self._wish(job))
 
     async def register_artifact(self, attempt_id: str, request: ArtifactRequest) -> str:
         """Register files in the store; the same name again gives the same artifact."""

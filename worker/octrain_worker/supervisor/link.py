@@ -7,24 +7,43 @@ download, the killing of a stubborn trainer, uploads), for the lease must not en
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, StaleAttempt, Wanted
+from octrain_worker.api_client import (
+    ApiClient,
+    ApiRefused,
+    ApiUnavailable,
+    StaleAttempt,
+    Wanted,
+    WishAnswer,
+)
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_id
 from octrain_worker.supervisor.lease import Lease
 from octrain_worker.supervisor.spool import Entry, Spool
 
-__all__ = ["Link"]
+__all__ = ["Link", "Wish"]
 
 logger = logging.getLogger(__name__)
 
 _RETRY_SECONDS = 2.0
 _SAY_AFTER_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the service wants of the attempt. ``stop_by`` is on the boot clock, infinite without a
+    deadline; ``reason`` is None when a user wants it."""
+
+    wanted: Wanted = "run"
+    reason: str | None = None
+    stop_by: float = math.inf
 
 
 class Link:
@@ -37,7 +56,6 @@ class Link:
         token: int | str,
         *,
         lease: Lease,
-        wanted: Wanted,
         interval: float,
         poke: Callable[[], None],
     ) -> None:
@@ -45,7 +63,10 @@ class Link:
         self.attempt_id = folder.attempt_id
         self.token = token
         self.lease = lease
-        self.wanted: Wanted = wanted
+        # The newest one heard, whichever call it came with.
+        self.wish = Wish()
+        self._wish_asked_at = -math.inf
+        self._wish_lock = threading.Lock()
         # Why nothing may be written any more; written once, by whichever thread learns it.
         self.stale: str | None = None
         # Set by the main thread for the heartbeats to carry.
@@ -67,6 +88,29 @@ class Link:
 
     def close(self) -> None:
         self.closed.set()
+
+    def hear(self, sent_at: float, answer: WishAnswer) -> None:
+        """An answer says what is wanted; it was asked for at ``sent_at``.
+
+        Seconds that are left count from before the question, so this side is never late.
+        """
+        within = answer.stop_within_seconds
+        stop_by = math.inf if within is None else sent_at + within
+        with self._wish_lock:
+            if sent_at < self._wish_asked_at:
+                return
+            self._wish_asked_at = sent_at
+            before = self.wish
+            self.wish = Wish(answer.wanted, answer.wanted_reason, stop_by)
+        if self.wish != before:
+            self._poke()
+
+    def telemetry(self, first_seq: int, records: Sequence[dict[str, Any]]) -> int:
+        """Sends records numbered from ``first_seq``; returns the last number the API has."""
+        sent_at = self.lease.clock()
+        answer = self.client.telemetry(self.attempt_id, self.token, first_seq, records)
+        self.hear(sent_at, answer)
+        return answer.acknowledged_seq
 
     def disown(self, why: str) -> None:
         """The API says that the attempt is not this supervisor's."""
@@ -130,9 +174,7 @@ class Link:
                 message = f"the API could not be reached for {seconds} s; training went on"
                 self.note("api_was_unreachable", message, seconds=seconds)
             away_since, said, pause = None, False, self._interval
-            if answer.wanted != self.wanted:
-                self.wanted = answer.wanted
-                self._poke()
+            self.hear(sent_at, answer)
 
     def _write_lease(self) -> None:
         if not self.training:

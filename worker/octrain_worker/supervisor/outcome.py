@@ -31,12 +31,14 @@ class Ending:
     """What is known at the end.
 
     ``status`` is the trainer's exit code, negative for a signal, None when nobody was there to see;
+    ``cause`` why it was told to stop, with the service's ``cause_reason``, where it had one;
     ``killed`` says that the supervisor itself had to kill it.
     """
 
     result: dict[str, Any] | None
     status: int | None
     cause: StopCause | None = None
+    cause_reason: str | None = None
     killed: bool = False
     host_out_of_memory: bool = False
     step: int | None = None
@@ -56,6 +58,11 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Verdict:
+        outcome, reason = Outcome(value["outcome"]), Reason(value["reason"])
+        return cls(**{**value, "outcome": outcome, "reason": reason})
 
 
 _REASON_OF_CODE: dict[int, Reason] = {
@@ -126,6 +133,8 @@ def _said(ending: Ending) -> Verdict | None:
 def _stopped(ending: Ending, said: Verdict | None) -> Verdict:
     assert ending.cause is not None
     outcome, reason, detail = _OF_CAUSE[ending.cause]
+    if ending.cause_reason is not None:
+        detail += f" ({ending.cause_reason})"
     if ending.killed:
         detail += "; it did not end in time and was killed"
     if said is not None and said.outcome is Outcome.FAILED:

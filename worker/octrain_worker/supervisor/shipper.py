@@ -75,7 +75,7 @@ class Shipper:
     def _send(self, first: int, records: list[dict[str, Any]]) -> None:
         link = self._link
         try:
-            acknowledged = link.client.telemetry(link.attempt_id, link.token, first, records)
+            acknowledged = link.telemetry(first, records)
         except SequenceGap as gap:
             # The API lost what it had acknowledged (a restored database), or answers for less.
             if gap.expected - 1 == self._after:
@@ -111,7 +111,7 @@ class Shipper:
         }
         link = self._link
         try:
-            answer = link.client.telemetry(link.attempt_id, link.token, first, [substitute])
+            answer = link.telemetry(first, [substitute])
         except ApiRefused as error:
             raise ApiUnavailable(str(error)) from error
         self._acknowledge(answer)

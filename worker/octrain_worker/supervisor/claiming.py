@@ -1,0 +1,62 @@
+"""How a supervisor gets its attempt, or learns that it is not to have it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+
+from octrain_worker.api_client import ApiClient, ApiRefused, Claim, StaleAttempt, retrying
+from octrain_worker.clock import boot_time
+from octrain_worker.supervisor.wakeup import Wakeup
+
+__all__ = ["Claimed", "claim_attempt"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The API's answer and the boot time before it was asked for. Without an answer ``disowned``
+    says whether the API gave the attempt to somebody else, or ended it."""
+
+    claim: Claim | None
+    sent_at: float = 0.0
+    disowned: bool = False
+
+
+def claim_attempt(
+    client: ApiClient,
+    attempt_id: str,
+    *,
+    node_id: str,
+    nonce: str,
+    patience: float,
+    wakeup: Wakeup,
+) -> Claimed:
+    """Claims with ``nonce``, for ``patience`` seconds while the API is away.
+
+    A successor claims again with its predecessor's nonce, and so gets the token that the
+    predecessor may not have lived to write down.
+    """
+    give_up_at = boot_time() + patience
+    stop = threading.Event()
+
+    def ask() -> Claimed:
+        sent_at = boot_time()
+        return Claimed(client.claim(attempt_id, node_id=node_id, supervisor=nonce), sent_at)
+
+    def failed(error: Exception, _pause: float) -> None:
+        logger.warning("claim: %s", error)
+        if boot_time() > give_up_at or wakeup.terminations:
+            stop.set()
+
+    try:
+        answer = retrying(ask, stop=stop, on_failure=failed, longest_delay=2.0)
+    except StaleAttempt as error:
+        logger.info("attempt %s is not ours: %s", attempt_id, error)
+        return Claimed(None, disowned=True)
+    except ApiRefused as error:
+        logger.error("claim refused: %s", error)
+        return Claimed(None)
+    return answer or Claimed(None)

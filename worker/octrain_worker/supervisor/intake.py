@@ -1,0 +1,106 @@
+"""What the trainer wrote and the threads noted, on its way into the spool; and what is learnt from
+it: the step, the phase, the checkpoints to store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from octrain_worker.clock import boot_time
+from octrain_worker.supervisor.collector import Collector
+from octrain_worker.supervisor.link import Link
+from octrain_worker.supervisor.shipper import Shipper
+from octrain_worker.supervisor.spool import Spool
+from octrain_worker.supervisor.uploads import Uploads
+from octrain_worker.supervisor.wakeup import Wakeup
+
+__all__ = ["Intake", "read_whole_records"]
+
+logger = logging.getLogger(__name__)
+
+_DRAIN_SECONDS = 30.0
+
+
+class Intake:
+    """Used by the main thread alone. ``step`` is the last that the trainer told."""
+
+    def __init__(
+        self,
+        collector: Collector,
+        spool: Spool,
+        shipper: Shipper,
+        uploads: Uploads,
+        link: Link,
+        wakeup: Wakeup,
+    ) -> None:
+        self.step: int | None = None
+        self._collector = collector
+        self._spool = spool
+        self._shipper = shipper
+        self._uploads = uploads
+        self._link = link
+        self._wakeup = wakeup
+        self._disk_full = False
+
+    def round(self) -> None:
+        """Takes up what is new. A full disk costs nothing: it is taken up later."""
+        try:
+            records = self._collector.collect()
+            self._disk_full = False
+        except OSError as error:
+            if not self._disk_full:
+                logger.error("the spool cannot be written, training goes on: %s", error)
+            self._disk_full = True
+            return
+        self.take(records)
+        self._spool_notes()
+
+    def drain(self) -> None:
+        """Takes up the rest. What is shipped meanwhile makes room for it on a full disk; when that
+        does not help the rest is given up, for the end of the attempt matters more."""
+        give_up_at = boot_time() + _DRAIN_SECONDS
+        while True:
+            try:
+                self.take(self._collector.drain())
+                self._spool_notes()
+                return
+            except OSError as error:
+                logger.error("the spool cannot be written: %s", error)
+                if self._wakeup.terminations > 1 or boot_time() > give_up_at:
+                    return
+                self._wakeup.wait(1.0)
+
+    def take(self, records: Iterable[dict[str, Any]]) -> None:
+        """Learns from records that are in the spool already."""
+        records = list(records)
+        for record in records:
+            if record["type"] == "phase":
+                self._link.phase = record.get("phase")
+            elif record["type"] in ("progress", "metrics") and isinstance(record.get("step"), int):
+                self.step = self._link.step = record["step"]
+        self._uploads.add_records(records)
+        self._shipper.wake()
+
+    def _spool_notes(self) -> None:
+        if self._link.spool_notes(self._spool):
+            self._shipper.wake()
+
+
+def read_whole_records(path: Path) -> list[dict[str, Any]]:
+    """The whole records of a telemetry file; lines that are none are passed over."""
+    records = []
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return []
+    for line in data.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("type"), str):
+            records.append(record)
+    return records
