@@ -13,6 +13,13 @@ from octrain_api.settings import DatabaseSettings
 # Any number of its own: held while one process migrates, the others wait for it.
 MIGRATION_LOCK = 0x0C7A11
 
+# A dump that is restored into another server brings numbers of transactions which that server has
+# not reached: those events come before all that it will write, as those of older versions do.
+_SETTLE_RESTORED_EVENTS = """
+    UPDATE events SET transaction_id = 0
+    WHERE transaction_id >= pg_snapshot_xmax(pg_current_snapshot())::text::bigint
+"""
+
 
 class SchemaMismatch(RuntimeError):
     """The database's schema is not the one this version needs; the message says the command."""
@@ -53,6 +60,8 @@ def migrate(settings: DatabaseSettings, revision: str = "head") -> None:
             config = alembic_config()
             config.attributes["connection"] = connection
             command.upgrade(config, revision)
+            if revision == "head":
+                connection.execute(text(_SETTLE_RESTORED_EVENTS))
             connection.commit()
             connection.execute(text("SELECT pg_advisory_unlock(:key)"), {"key": MIGRATION_LOCK})
             connection.commit()

@@ -117,6 +117,8 @@ class Job(Base):
     # One number line per job for events, metric batches and log batches: its stream's ids.
     sequence: Mapped[int] = mapped_column(BigInteger, server_default="0")
     log_lines: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    # Up to this number metric or log batches may be gone: the stream is told in full after it.
+    stream_floor: Mapped[int] = mapped_column(BigInteger, server_default="0")
     step: Mapped[int] = mapped_column(BigInteger, server_default="0")
     total_steps: Mapped[int | None] = mapped_column(BigInteger)
     tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
@@ -254,6 +256,12 @@ class Event(Base):
     message: Mapped[str]
     attempt: Mapped[int | None]
     data: Mapped[Json]
+    # The transaction that wrote it: orders the events of all jobs (events/order.py).
+    transaction_id: Mapped[int] = mapped_column(
+        BigInteger, server_default=text("pg_current_xact_id()::text::bigint")
+    )
+
+    __table_args__ = (Index("ix_events_order", "transaction_id", "job_id", "seq"),)
 
 
 class MetricSeries(Base):
@@ -297,6 +305,9 @@ class LogChunk(Base):
     attempt: Mapped[int]
     times: Mapped[list[float]] = mapped_column(ARRAY(Double))
     streams: Mapped[list[str]]
+    # Level and rank of each line, null where it does not tell; empty for chunks of older versions.
+    levels: Mapped[list[str | None]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
+    ranks: Mapped[list[int | None]] = mapped_column(ARRAY(Integer), server_default=text("'{}'"))
     texts: Mapped[list[str]]
 
     __table_args__ = (

@@ -153,6 +153,40 @@ def test_the_models_and_the_migrations_agree(engine: Engine, fresh_postgres_url:
     _alembic(engine, "check")
 
 
+def test_events_of_another_server_come_before_all_others(
+    engine: Engine, fresh_postgres_url: str
+) -> None:
+    """A restored dump brings numbers of transactions that this server has yet to reach."""
+    settings = DatabaseSettings(url=fresh_postgres_url)
+    migrate(settings)
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO jobs (id, owner, labels, notes, priority, spec, status, need) "
+                "VALUES ('job_1', 'o', '{}', '', 0, '{}', 'queued', '')"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO events (job_id, seq, kind, actor, message, data, transaction_id) "
+                "VALUES ('job_1', 1, 'a', 'b', 'c', '{}', 4000000000000)"
+            )
+        )
+        connection.execute(
+            text(
+                "INSERT INTO events (job_id, seq, kind, actor, message, data) "
+                "VALUES ('job_1', 2, 'a', 'b', 'c', '{}')"
+            )
+        )
+    [(own,)] = _rows(engine, "SELECT transaction_id FROM events WHERE seq = 2")
+    assert own > 0
+    migrate(settings)
+    assert _rows(engine, "SELECT seq, transaction_id FROM events ORDER BY seq") == [
+        (1, 0),
+        (2, own),
+    ]
+
+
 def test_many_may_migrate_at_once(engine: Engine, fresh_postgres_url: str) -> None:
     settings = DatabaseSettings(url=fresh_postgres_url)
     with ThreadPoolExecutor(4) as pool:
