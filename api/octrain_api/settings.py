@@ -8,6 +8,8 @@ from typing import Literal
 from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from octrain_api.webhooks.addresses import Network, parse_networks
+
 
 class DatabaseSettings(BaseSettings):
     """Where PostgreSQL is: DATABASE_URL, the rest by OCTRAIN_DATABASE_*."""
@@ -110,6 +112,45 @@ class SchedulerSettings(BaseSettings):
     fault_window: int = Field(default=3600, ge=1)
 
 
+class WebhookSettings(BaseSettings):
+    """Where webhooks may go, and how hard their delivery is tried."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_WEBHOOK_", populate_by_name=True)
+
+    # Addresses that are not of the public internet, but may be delivered to: CIDR, by commas.
+    allowed_networks_text: str = Field(
+        default="", validation_alias="OCTRAIN_WEBHOOK_ALLOWED_NETWORKS"
+    )
+    allow_http: bool = False
+    # PEM file of certificate authorities to trust in place of the system's.
+    ca_file: str | None = None
+    most_per_owner: int = Field(default=50, ge=1)
+    # From the first look at DNS to the status line of the answer.
+    timeout: float = Field(default=15.0, gt=0, le=120)
+    # Deliveries at one time: of all endpoints, half of them for those that fail now; and of one.
+    concurrency: int = Field(default=64, ge=2, le=1000)
+    concurrency_per_endpoint: int = Field(default=4, ge=1, le=100)
+    # The pause after the first failure; each further one is four times as long.
+    retry_first: float = Field(default=5.0, gt=0)
+    retry_longest: float = Field(default=12 * 3600.0, gt=0)
+    give_up_after: float = Field(default=3 * 86400.0, gt=0)
+    # An endpoint that has taken nothing for so long, in so many attempts at least, is disabled.
+    disable_after: float = Field(default=5 * 86400.0, gt=0)
+    disable_failures: int = Field(default=10, ge=1)
+    keep_deliveries: float = Field(default=30 * 86400.0, gt=0)
+
+    @field_validator("allowed_networks_text")
+    @classmethod
+    def _are_networks(cls, text: str) -> str:
+        parse_networks(text)
+        return text
+
+    @cached_property
+    def allowed_networks(self) -> tuple[Network, ...]:
+        """The networks that are allowed beside the public internet."""
+        return parse_networks(self.allowed_networks_text)
+
+
 class Settings(BaseSettings):
     """All settings; each part reads its own variables."""
 
@@ -121,3 +162,4 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    webhooks: WebhookSettings = Field(default_factory=WebhookSettings)
