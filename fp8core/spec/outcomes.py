@@ -36,6 +36,9 @@ class Reason(StrEnum):
     CHECKPOINT_CORRUPT = "checkpoint_corrupt"
     STORAGE_FULL = "storage_full"
     TRAINER_CRASHED = "trainer_crashed"
+    CUDA_ERROR = "cuda_error"
+    COMMUNICATION_ERROR = "communication_error"
+    HARDWARE_FAULT = "hardware_fault"
     NO_CAPABLE_NODE = "no_capable_node"
     INTERNAL_ERROR = "internal_error"
 

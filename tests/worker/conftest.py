@@ -240,10 +240,14 @@ class Workplace:
         self.children.append(child)
         return child
 
-    def supervise(self, attempt_id: str) -> subprocess.Popen[bytes]:
-        return self.run(
-            *("supervise", "--node-id", "node_1", "--attempt", attempt_id, "--job", "job_1")
-        )
+    def supervise(self, attempt_id: str, *, within: Path | None = None) -> subprocess.Popen[bytes]:
+        """Starts a supervisor of this attempt, ``within`` a cgroup where one is named."""
+        options: dict[str, Any] = {}
+        if within is not None:
+            join = within / "cgroup.procs"
+            options["preexec_fn"] = lambda: join.write_text(str(os.getpid()))
+        arguments = ("--node-id", "node_1", "--attempt", attempt_id, "--job", "job_1")
+        return self.run("supervise", *arguments, **options)
 
     def log(self) -> str:
         return (self.data / "test.log").read_text()

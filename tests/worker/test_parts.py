@@ -29,6 +29,7 @@ from octrain_worker.supervisor.process_tree import (
     with_environment,
 )
 from octrain_worker.supervisor.spool import Entry, Spool
+from tests.worker import failure_texts as texts
 
 
 def record(number: int) -> dict[str, Any]:
@@ -191,6 +192,59 @@ class TestOutcome:
         cancelled = classify(Ending(failed, 7, StopCause.CANCEL))
         assert cancelled.reason is Reason.CANCELLED_BY_USER
         assert "loss is NaN" in cancelled.detail
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            (texts.ILLEGAL_ADDRESS, Reason.CUDA_ERROR),
+            (texts.DEVICE_ASSERT, Reason.CUDA_ERROR),
+            (texts.CUBLAS_FAILED, Reason.CUDA_ERROR),
+            (texts.ECC, Reason.HARDWARE_FAULT),
+            (texts.NVLINK, Reason.HARDWARE_FAULT),
+            (texts.DEVICE_BUSY, Reason.HARDWARE_FAULT),
+            (texts.LOST, Reason.HARDWARE_FAULT),
+            (texts.CUDA_OUT_OF_MEMORY, Reason.OUT_OF_MEMORY),
+            (texts.CUBLAS_OUT_OF_MEMORY, Reason.OUT_OF_MEMORY),
+            (texts.HOST_OUT_OF_MEMORY, Reason.OUT_OF_MEMORY),
+            (texts.NCCL_TIMEOUT, Reason.COMMUNICATION_ERROR),
+            (texts.NCCL_ERROR, Reason.COMMUNICATION_ERROR),
+            (texts.GLOO, Reason.COMMUNICATION_ERROR),
+            # The peer that broke down is the cause, whoever spoke last.
+            (texts.ECC + texts.NCCL_ERROR, Reason.HARDWARE_FAULT),
+            (texts.CUDA_OUT_OF_MEMORY + texts.NCCL_TIMEOUT, Reason.OUT_OF_MEMORY),
+            ("ValueError: CUDA is not mentioned here as an error\n", Reason.TRAINER_CRASHED),
+        ],
+    )
+    def test_words_of_a_crash(self, text: str, reason: Reason) -> None:
+        verdict = classify(Ending(None, 77, log_tail=f"step 1\n{text}", crash_log=""))
+        assert (verdict.reason, verdict.resumable) == (reason, True)
+        assert "Its last lines:\nstep 1\n" in verdict.detail
+        # The same from the exception that the trainer reports, and its traceback.
+        said = {"outcome": "failed", "reason": "internal_error", "detail": "it broke", "step": 3}
+        reported = classify(Ending(said, 1, crash_log=text))
+        if reason is Reason.TRAINER_CRASHED:
+            assert (reported.reason, reported.resumable) == (Reason.INTERNAL_ERROR, False)
+        else:
+            assert (reported.reason, reported.resumable) == (reason, True)
+
+    def test_a_rank_killed_for_memory(self) -> None:
+        killed = Ending(None, 1, host_out_of_memory=True, log_tail=texts.RANK_KILLED)
+        assert classify(killed).reason is Reason.OUT_OF_MEMORY
+        unproven = Ending(None, 1, log_tail=texts.RANK_KILLED)
+        verdict = classify(unproven)
+        assert (verdict.reason, verdict.resumable) == (Reason.TRAINER_CRASHED, True)
+        assert verdict.detail.startswith("a rank of the trainer was ended by SIGKILL")
+
+    def test_a_rank_that_only_lost_its_peer(self) -> None:
+        """Rank 0 reports; what its peer died of stands in the log of both."""
+        said = {"outcome": "failed", "reason": "internal_error", "detail": texts.NCCL_ERROR}
+        log = texts.ECC + texts.NCCL_ERROR
+        assert classify(Ending(said, 1, log_tail=log)).reason is Reason.HARDWARE_FAULT
+
+    def test_a_precise_reason_is_not_explained_away(self) -> None:
+        said = {"outcome": "failed", "reason": "data_invalid", "detail": "line 3 is no JSON"}
+        verdict = classify(Ending(said, 3, log_tail=texts.ECC))
+        assert (verdict.reason, verdict.detail) == (Reason.DATA_INVALID, "line 3 is no JSON")
 
     def test_result_that_is_none(self) -> None:
         assert classify(Ending({"outcome": "?"}, 1)).reason is Reason.INTERNAL_ERROR

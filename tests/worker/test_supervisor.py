@@ -12,12 +12,38 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from octrain_worker.supervisor.process_tree import read_process
+from tests.worker import failure_texts as texts
 
 
 def alive(pid: int) -> bool:
     process = read_process(pid)
     return process is not None and not process.dead
+
+
+def memory_cgroup(limit: int) -> Path:
+    """A new memory cgroup of so many bytes below this process's own; skips where none may be."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            root, limit_name = Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"
+        elif not controllers:
+            root, limit_name = Path("/sys/fs/cgroup"), "memory.max"
+        else:
+            continue
+        folder = root / path.lstrip("/") / f"octrain-test-{os.getpid()}"
+        try:
+            folder.mkdir()
+        except OSError:
+            continue
+        try:
+            (folder / limit_name).write_text(str(limit))
+            return folder
+        except OSError:
+            folder.rmdir()
+    pytest.skip("no memory cgroup may be made here")
 
 
 def numbered(count: int) -> list[int]:
@@ -142,9 +168,18 @@ class TestOutcomes:
             ({"exit_at": 2, "exit_code": 77}, "trainer_crashed", True, "last words"),
             ({"kill_at": 2}, "trainer_crashed", True, "SIGKILL"),
             ({"kill_at": 2, "kill_with": 11}, "trainer_crashed", True, "SIGSEGV"),
+            ({"raise_at": 2, "raise": "no such thing"}, "internal_error", False, "Traceback"),
+            ({"raise_at": 2, "raise": texts.ILLEGAL_ADDRESS}, "cuda_error", True, "illegal"),
+            ({"raise_at": 2, "raise": texts.ECC}, "hardware_fault", True, "GPU failed"),
+            (
+                {"kill_at": 2, "kill_with": 6, "print_errors": texts.NCCL_TIMEOUT.splitlines()},
+                "communication_error",
+                True,
+                "Watchdog",
+            ),
         ]
         attempts = [
-            workplace.api.add(f"att_{index}", {**script, "print_errors": ["last words"]})
+            workplace.api.add(f"att_{index}", {"print_errors": ["last words"], **script})
             for index, (script, *_) in enumerate(cases)
         ]
         children = [workplace.supervise(attempt.id) for attempt in attempts]
@@ -156,6 +191,19 @@ class TestOutcomes:
             assert attempt.finished["reason"] == reason
             assert attempt.finished["resumable"] is resumable
             assert detail in attempt.finished["detail"]
+
+    def test_host_out_of_memory(self, workplace: Any, tmp_path: Path) -> None:
+        """The kernel kills the trainer, which has a cgroup's memory for itself."""
+        cgroup = memory_cgroup(256 << 20)
+        try:
+            attempt = workplace.api.add("att_a", {"eat_memory_at": 2})
+            child = workplace.supervise("att_a", within=cgroup)
+            assert child.wait(timeout=60) == 0, workplace.log()
+        finally:
+            cgroup.rmdir()
+        assert attempt.finished["reason"] == "out_of_memory"
+        assert attempt.finished["resumable"] is True
+        assert "the kernel killed the trainer" in attempt.finished["detail"]
 
     def test_trainer_that_cannot_start(self, workplace: Any) -> None:
         workplace.environment["OCTRAIN_TRAINER_COMMAND"] = f"{sys.executable} -c import.nothing"

@@ -122,6 +122,12 @@ def main() -> None:
             os.kill(os.getpid(), script.get("kill_with", signal.SIGKILL))
         if step == script.get("exit_at"):
             sys.exit(script["exit_code"])
+        if step == script.get("raise_at"):
+            raise RuntimeError(script["raise"])
+        if step == script.get("eat_memory_at"):
+            eaten = []
+            while True:
+                eaten.append(b"x" * (8 << 20))
         if script.get("checkpoint_every") and step % script["checkpoint_every"] == 0:
             checkpoint(work, telemetry, step, "periodic")
         if stop_asked:

@@ -119,8 +119,9 @@ async def _may_pass(session: AsyncSession, job: Job, attempt: Attempt, resumable
     """Whether starting the job again can help."""
     if attempt.reason in limits.DETERMINISTIC:
         return False
-    if attempt.reason == Reason.OUT_OF_MEMORY:
-        # Another process may have held the memory; twice at one step is the job's own need.
+    if attempt.reason in (Reason.OUT_OF_MEMORY, Reason.CUDA_ERROR):
+        # Another process may have held the memory, or the GPU may have been ill; twice at one step
+        # it is the job's own need, or its own bug.
         return not await AttemptRepository(session).failed_like(attempt)
     return resumable
 

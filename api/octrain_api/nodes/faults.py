@@ -1,8 +1,9 @@
 """Nodes on which one job after another dies are set aside until an administrator releases them.
 
-A fault is a crash of the trainer or a lost supervisor. Faults of one and the same job say more of
-the job than of the node, and faults at one time are one fault of the machine; so a row counts only
-different jobs, one after the other. An attempt that ended in any other way breaks the row.
+A fault is a crash of the trainer, of its GPU or of what connects its ranks, or a lost supervisor.
+Faults of one and the same job say more of the job than of the node, and faults at one time are one
+fault of the machine; so a row counts only different jobs, one after the other. An attempt that
+ended in any other way breaks the row.
 """
 
 import logging
@@ -18,7 +19,15 @@ from octrain_api.settings import SchedulerSettings
 
 log = logging.getLogger("octrain_api.faults")
 
-FAULTS = frozenset({Reason.TRAINER_CRASHED, Reason.WORKER_LOST})
+FAULTS = frozenset(
+    {
+        Reason.TRAINER_CRASHED,
+        Reason.CUDA_ERROR,
+        Reason.COMMUNICATION_ERROR,
+        Reason.HARDWARE_FAULT,
+        Reason.WORKER_LOST,
+    }
+)
 
 
 async def note_end(

@@ -11,6 +11,8 @@ from pathlib import Path
 
 __all__ = ["OomCounts"]
 
+_CGROUPS = Path("/sys/fs/cgroup")
+
 
 @dataclass(frozen=True)
 class OomCounts:
@@ -21,24 +23,28 @@ class OomCounts:
 
     @classmethod
     def now(cls) -> OomCounts:
-        return cls(
-            host=_counter(Path("/proc/vmstat"), "oom_kill"),
-            cgroup=_counter(_cgroup_folder() / "memory.events", "oom_kill"),
-        )
+        return cls(host=_counter(Path("/proc/vmstat"), "oom_kill"), cgroup=_of_cgroup())
 
     def grew_since(self, earlier: OomCounts) -> bool:
         return self.host > earlier.host or self.cgroup > earlier.cgroup
 
 
-def _cgroup_folder() -> Path:
-    """The unified cgroup of this process, whose children share it."""
+def _of_cgroup() -> int:
+    """The counter of the cgroup of this process, which its children share: version 2 keeps it in
+    ``memory.events``, version 1 in the memory controller's ``memory.oom_control``."""
     try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                return Path("/sys/fs/cgroup") / line[3:].lstrip("/")
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
-        pass
-    return Path("/sys/fs/cgroup")
+        return 0
+    count = 0
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            count += _counter(_CGROUPS / path.lstrip("/") / "memory.events", "oom_kill")
+        elif "memory" in controllers.split(","):
+            folder = _CGROUPS / "memory" / path.lstrip("/")
+            count += _counter(folder / "memory.oom_control", "oom_kill")
+    return count
 
 
 def _counter(path: Path, name: str) -> int:

@@ -1,18 +1,21 @@
 """How an attempt ended: one outcome and one reason, from all that is known about it.
 
 What the trainer says of itself (result.json) comes first, then what was asked of it, then its exit
-code or the signal that ended it. ``resumable`` says whether running the job again from its newest
-checkpoint can help: not after bad data, but after a crash or a lost worker.
+code or the signal that ended it. Where that is no more than "it crashed", the words it left tell
+what it was. ``resumable`` says whether running the job again from its newest checkpoint can help:
+not after bad data, but after a crash or a lost worker.
 """
 
 from __future__ import annotations
 
+import re
 import signal
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from fp8core.spec.outcomes import ExitCode, Outcome, Reason
+from octrain_worker.supervisor.failure import find_failure
 
 __all__ = ["Ending", "StopCause", "Verdict", "classify"]
 
@@ -32,7 +35,8 @@ class Ending:
 
     ``status`` is the trainer's exit code, negative for a signal, None when nobody was there to see;
     ``cause`` why it was told to stop, with the service's ``cause_reason``, where it had one;
-    ``killed`` says that the supervisor itself had to kill it.
+    ``killed`` says that the supervisor itself had to kill it; ``crash_log`` is the traceback that
+    the trainer left of an exception it did not expect.
     """
 
     result: dict[str, Any] | None
@@ -43,6 +47,7 @@ class Ending:
     host_out_of_memory: bool = False
     step: int | None = None
     log_tail: str = ""
+    crash_log: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,28 @@ _REASON_OF_CODE: dict[int, Reason] = {
     ExitCode.CHECKPOINT_CORRUPT: Reason.CHECKPOINT_CORRUPT,
     ExitCode.STORAGE_FULL: Reason.STORAGE_FULL,
 }
-_RESUMABLE = frozenset({Reason.WORKER_LOST, Reason.TRAINER_CRASHED, Reason.STOPPED_BY_REQUEST})
+_RESUMABLE = frozenset(
+    {
+        Reason.WORKER_LOST,
+        Reason.TRAINER_CRASHED,
+        Reason.STOPPED_BY_REQUEST,
+        Reason.OUT_OF_MEMORY,
+        Reason.CUDA_ERROR,
+        Reason.COMMUNICATION_ERROR,
+        Reason.HARDWARE_FAULT,
+    }
+)
+# Reasons that only say that something broke: what it was is looked for.
+_VAGUE = frozenset({Reason.INTERNAL_ERROR, Reason.TRAINER_CRASHED})
+# Failures whose last lines tell more than their one sentence.
+_WITH_LOG = _VAGUE | {
+    Reason.OUT_OF_MEMORY,
+    Reason.CUDA_ERROR,
+    Reason.COMMUNICATION_ERROR,
+    Reason.HARDWARE_FAULT,
+}
+# torchrun's words for a rank that was ended by a signal; it itself then ends with code 1.
+_RANK_SIGNALLED = re.compile(r"exitcode\s*: -(\d+)\b")
 _OF_CAUSE = {
     StopCause.CANCEL: (Outcome.STOPPED, Reason.CANCELLED_BY_USER, "cancelled"),
     StopCause.PAUSE: (Outcome.STOPPED, Reason.STOPPED_BY_REQUEST, "stopped to pause the job"),
@@ -102,12 +128,32 @@ def classify(ending: Ending) -> Verdict:
     if ending.cause is StopCause.CANCEL:
         return _stopped(ending, said)
     if said is not None and said.outcome is Outcome.FAILED:
-        return said
+        return _explained(ending, said, f"{said.detail}\n{ending.crash_log}")
     if ending.cause is not None:
         return _stopped(ending, said)
     if said is not None:
         return said
-    return _unsaid(ending)
+    verdict = _unsaid(ending)
+    return _explained(ending, verdict, f"{ending.log_tail}\n{ending.crash_log}")
+
+
+def _explained(ending: Ending, verdict: Verdict, words: str) -> Verdict:
+    """The verdict with what ``words`` tell of a failure that was named only vaguely, and with the
+    last lines of the log."""
+    if verdict.outcome is not Outcome.FAILED:
+        return verdict
+    reason, detail = verdict.reason, verdict.detail
+    failure = find_failure(words) if reason in _VAGUE else None
+    if failure is not None and failure.reason is Reason.COMMUNICATION_ERROR:
+        # Another rank, which wrote into the same log, may have failed first.
+        failure = find_failure(f"{words}\n{ending.log_tail}") or failure
+    if failure is not None:
+        reason = failure.reason
+        detail = f"{failure.what}: {failure.line}" + (f"\n{detail}" if detail else "")
+    if reason in _WITH_LOG and ending.log_tail:
+        detail = f"{detail.rstrip('.')}. Its last lines:\n{ending.log_tail}"
+    resumable = verdict.resumable or (failure is not None and reason in _RESUMABLE)
+    return replace(verdict, reason=reason, detail=detail[:_MAX_DETAIL], resumable=resumable)
 
 
 def _said(ending: Ending) -> Verdict | None:
@@ -154,29 +200,18 @@ def _unsaid(ending: Ending) -> Verdict:
     """The trainer left no result: it was killed, or crashed."""
     status = ending.status
     if status is None:
-        return _failed(
-            ending,
-            Reason.WORKER_LOST,
-            "the supervisor on the node died, and the trainer with it",
-            resumable=True,
-        )
-    if status < 0:
-        name = _signal_name(-status)
-        if status == -signal.SIGKILL and ending.host_out_of_memory:
-            return _failed(
-                ending,
-                Reason.OUT_OF_MEMORY,
-                "the kernel killed the trainer: the node's memory (or its cgroup's) was exhausted",
-                resumable=True,
-                with_log=True,
-            )
-        return _failed(
-            ending,
-            Reason.TRAINER_CRASHED,
-            f"the trainer was ended by {name}",
-            resumable=True,
-            with_log=True,
-        )
+        detail = "the supervisor on the node died, and the trainer with it"
+        return _failed(ending, Reason.WORKER_LOST, detail)
+    number, who = -status, "the trainer"
+    rank = _RANK_SIGNALLED.search(ending.log_tail)
+    if status == 1 and rank is not None:
+        number, who = int(rank[1]), "a rank of the trainer"
+    if number == signal.SIGKILL and ending.host_out_of_memory:
+        detail = f"the kernel killed {who}: the node's memory (or its cgroup's) was exhausted"
+        return _failed(ending, Reason.OUT_OF_MEMORY, detail)
+    if number > 0:
+        detail = f"{who} was ended by {_signal_name(number)}"
+        return _failed(ending, Reason.TRAINER_CRASHED, detail)
     if status == ExitCode.STOPPED:
         return Verdict(
             Outcome.STOPPED,
@@ -188,19 +223,15 @@ def _unsaid(ending: Ending) -> Verdict:
         )
     if status == ExitCode.OK:
         detail = "the trainer ended without an error, but left no result"
-        return _failed(ending, Reason.INTERNAL_ERROR, detail, resumable=False, with_log=True)
+        return _failed(ending, Reason.INTERNAL_ERROR, detail)
     reason = _REASON_OF_CODE.get(status, Reason.TRAINER_CRASHED)
     detail = f"the trainer ended with exit code {status} and left no result"
-    return _failed(ending, reason, detail, resumable=reason in _RESUMABLE, with_log=True)
+    return _failed(ending, reason, detail)
 
 
-def _failed(
-    ending: Ending, reason: Reason, detail: str, *, resumable: bool, with_log: bool = False
-) -> Verdict:
-    if with_log and ending.log_tail:
-        detail = f"{detail}. Its last lines:\n{ending.log_tail}"
+def _failed(ending: Ending, reason: Reason, detail: str) -> Verdict:
     return Verdict(
-        Outcome.FAILED, reason, detail[:_MAX_DETAIL], ending.step, ending.status, resumable
+        Outcome.FAILED, reason, detail, ending.step, ending.status, resumable=reason in _RESUMABLE
     )
 
 

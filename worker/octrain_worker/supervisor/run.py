@@ -194,6 +194,7 @@ class Supervisor:
         intake.drain()
         if self._link.stale is not None:
             return None
+        logs = [self._folder.stdout, self._folder.stderr]
         return classify(
             Ending(
                 result=read_json(self._folder.work / "result.json"),
@@ -203,7 +204,8 @@ class Supervisor:
                 killed=killed,
                 host_out_of_memory=OomCounts.now().grew_since(memory),
                 step=intake.step,
-                log_tail=self._log_tail(),
+                log_tail=last_lines(logs, _LOG_TAIL_LINES),
+                crash_log=last_lines([self._folder.work / "crash.log"], _LOG_TAIL_LINES),
             )
         )
 
@@ -245,9 +247,6 @@ class Supervisor:
         me = os.getpid()
         end_processes(lambda: descendants(me), grace=grace, patience=math.inf, reap=reap)
         reap()
-
-    def _log_tail(self) -> str:
-        return last_lines([self._folder.stdout, self._folder.stderr], _LOG_TAIL_LINES)
 
 
 def _verdict_on_preparation(preparation: Preparation) -> Verdict:
