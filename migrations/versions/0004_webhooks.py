@@ -73,7 +73,7 @@ def upgrade() -> None:
             name=op.f("fk_webhook_deliveries_webhook_id_webhooks"),
         ),
         sa.UniqueConstraint(
-            "webhook_id", "message_id", name=op.f("uq_webhook_deliveries_webhook_id")
+            "webhook_id", "message_id", name=op.f("uq_webhook_deliveries_webhook_id_message_id")
         ),
     )
     op.create_index(
