@@ -21,6 +21,7 @@ from octrain_api.logs.endpoints import router as logs
 from octrain_api.metrics.endpoints import router as metrics
 from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
+from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
 
 VERSION = "0.1.0"
@@ -70,7 +71,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.context = context
     api = APIRouter()
-    for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys):
+    for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys, recipes):
         api.include_router(router)
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)

@@ -107,6 +107,8 @@ class Job(Base):
     notes: Mapped[str]
     priority: Mapped[int]
     spec: Mapped[Json]
+    # The named recipe that the spec was made with: {"name", "version"}.
+    recipe_from: Mapped[Json | None]
     status: Mapped[str]
     reason: Mapped[str | None]
     detail: Mapped[str | None]

@@ -25,6 +25,11 @@ SCOPES = {
     ("GET", "/v1/jobs/{job_id}/conversion"): "jobs:read",
     ("GET", "/v1/jobs/{job_id}/precision"): "jobs:read",
     ("GET", "/v1/nodes"): "jobs:read",
+    ("GET", "/v1/recipes"): "jobs:read",
+    ("POST", "/v1/recipes"): "jobs:write",
+    ("GET", "/v1/recipes/{name}"): "jobs:read",
+    ("GET", "/v1/recipes/{name}/versions"): "jobs:read",
+    ("DELETE", "/v1/recipes/{name}"): "jobs:write",
     ("POST", "/v1/nodes/register"): "node",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "node",
     ("POST", "/v1/nodes/{node_id}/drain"): "admin",
@@ -40,6 +45,7 @@ SCOPES = {
     ("DELETE", "/v1/keys/{key_id}"): "admin",
 }
 BODIES = {
+    "/v1/recipes": {"name": "r", "fragment": {"recipe": {"engine": "amp"}}},
     "/v1/nodes/register": {
         "name": "n",
         "boot_id": "b",

@@ -111,6 +111,9 @@ class JobObject(BaseModel):
     started_at: datetime | None = Field(description="when its training first began")
     ended_at: datetime | None
     spec: dict[str, Any] = Field(description="the spec with every default filled in")
+    recipe_from: dict[str, Any] | None = Field(
+        description="the named recipe that the spec was made with: its name and version"
+    )
     links: dict[str, str]
 
 

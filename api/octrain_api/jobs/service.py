@@ -25,6 +25,7 @@ from octrain_api.models import Attempt, Job
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.numbers import clean_text
 from octrain_api.problems import Problem, ProblemError, conflict, not_found
+from octrain_api.recipes.service import RecipeService
 from octrain_api.settings import Settings
 
 
@@ -72,6 +73,7 @@ class JobService:
             replay = await self._replay(idempotency_key, digest)
             if replay is not None:
                 return replay, False
+        body, recipe_from = await RecipeService(self._session, self._principal).expand(body)
         spec = await self._check(body, allow_waiting)
         job = await self._jobs.add(
             Job(
@@ -82,6 +84,7 @@ class JobService:
                 notes=spec["notes"],
                 priority=spec["priority"],
                 spec=spec,
+                recipe_from=recipe_from,
                 status=Status.QUEUED.value,
                 total_steps=spec["training"]["steps"],
                 need=str(need_of(spec)),

@@ -106,5 +106,6 @@ def _job(job: Job, attempts: list[AttemptSummary], wait: _Wait | None) -> JobObj
         started_at=job.started_at,
         ended_at=job.ended_at,
         spec=job.spec,
+        recipe_from=job.recipe_from,
         links={"self": base, **{part: f"{base}/{part}" for part in parts}},
     )
