@@ -1,6 +1,7 @@
 # make demo      the whole service once, on this machine
 # make test      lint, types, import rules and the tests (under 12 minutes on 2 cores)
 # make test-all  the slow tests too
+# make chaos     ten minutes of random faults at the whole service: SEED=1 DURATION=600 JOBS=50
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -8,7 +9,11 @@ BIN    := $(VENV)/bin
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile
 
-.PHONY: install demo lint test test-all clean
+SEED ?= 1
+DURATION ?= 600
+JOBS ?= 50
+
+.PHONY: install demo lint test test-all chaos clean
 
 install: $(VENV)/.installed
 
@@ -33,6 +38,9 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m "not gpu"
+
+chaos: install
+	$(TEST_ENV) $(BIN)/python -m tests.chaos --seed $(SEED) --duration $(DURATION) --jobs $(JOBS)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

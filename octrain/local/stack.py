@@ -159,11 +159,14 @@ class LocalStack:
         for name in self.worker_names:
             self.start_worker(name)
 
-    def start_worker(self, name: str) -> None:
-        """Start the worker of a node (one that ``workers`` did not name, too)."""
+    def start_worker(self, name: str, *, api_url: str | None = None) -> None:
+        """Start the worker of a node (one that ``workers`` did not name, too).
+
+        ``api_url`` is the API as this node reaches it, when that is not ``url``.
+        """
         command = module(
             "octrain_worker",
-            *("run", "--name", name, "--api", self.url),
+            *("run", "--name", name, "--api", api_url or self.url),
             *("--data-dir", str(self.worker_data_dir(name))),
         )
         self._start_process(f"worker-{name}", command, self._worker_environment())

@@ -1,0 +1,214 @@
+"""Random faults at a real service: ``python -m tests.chaos --seed 1 --duration 600 --jobs 50``.
+
+Prints each fault with its second, and at the end the faults survived, what was lost, and what
+became of the jobs. Exit status 1 when anything was lost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octrain.local.leftovers import processes_of
+from octrain.local.processes import become_subreaper
+from tests.chaos.faults import Faults
+from tests.chaos.losses import KINDS, Losses
+from tests.chaos.reference import References
+from tests.chaos.schedule import draw_faults, draw_users
+from tests.chaos.stack import LEASE_SECONDS, SETTINGS, ChaosStack
+from tests.chaos.users import Api, Users
+from tests.chaos.watch import TrainerWatch
+
+NODES = ("north", "east", "south")
+_TICK_SECONDS = 0.05
+_QUIET_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run came to."""
+
+    faults: Counter[str]
+    jobs: int
+    losses: Losses
+
+    @property
+    def lost(self) -> int:
+        return self.losses.counts.total()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--duration", type=float, default=600.0, help="seconds of faults")
+    parser.add_argument("--jobs", type=int, default=50)
+    parser.add_argument("--settle", type=float, default=300.0, help="seconds to end all jobs after")
+    parser.add_argument("--folder", type=Path, help="where all files go, and stay")
+    parser.add_argument("--schedule", action="store_true", help="only print what would be done")
+    options = parser.parse_args(arguments)
+    if options.schedule:
+        for fault in draw_faults(options.seed, options.duration):
+            print(f"{fault.at:7.1f} s  {fault}")
+        return 0
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="octrain-chaos-"))
+    result = run(folder, options.seed, options.duration, options.jobs, options.settle)
+    if options.folder is None and not result.lost:
+        shutil.rmtree(folder)
+    else:
+        print(f"All files of the run: {folder}")
+    return 1 if result.lost else 0
+
+
+def run(folder: Path, seed: int, duration: float, jobs: int, settle: float) -> Result:
+    """One run in ``folder``, which must be empty or absent; to be called by the main thread."""
+    become_subreaper()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    settings = " ".join(f"{name}={value}" for name, value in SETTINGS.items())
+    print(f"seed {seed}, {duration:g} s, {jobs} jobs, leases of {LEASE_SECONDS} s\n{settings}")
+    root = corpus(folder / "root")
+    references = References(folder / "references", root)
+    stack = ChaosStack(folder / "data", roots=[root], nodes=NODES)
+    watch = TrainerWatch()
+    try:
+        stack.start()
+        wanted = references.finish()
+        api = Api(stack.urls, stack.api_key)
+        losses = Losses(api, wanted)
+        watch.start()
+        faults, users = _storm(stack, api, seed, duration, jobs)
+        _settle(stack, users, settle)
+        _judge(stack, users, faults, losses)
+        api.close()
+    finally:
+        references.close()
+        if watch.looks:
+            watch.stop()
+        stack.stop()
+    for line in watch.doubles.values():
+        losses.add("doubles", line)
+    for pid in processes_of(stack.data_dir):
+        losses.add("processes", f"{pid} outlives the whole service: {_command(pid)}")
+    result = Result(Counter(fault.kind for fault in faults.struck), len(users.jobs), losses)
+    _report(result, users, faults, watch)
+    return result
+
+
+def _storm(
+    stack: ChaosStack, api: Api, seed: int, duration: float, jobs: int
+) -> tuple[Faults, Users]:
+    """All faults, done and undone."""
+    if not stack.wait_for_nodes():
+        raise RuntimeError("the nodes have not registered in time")
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
+
+    posts, actions = draw_users(seed, duration, jobs)
+    users = Users(api, posts, actions, began)
+    faults = Faults(stack, users, began, say)
+    users.start()
+    faults.plan(draw_faults(seed, duration))
+    while time.monotonic() < began + duration or not faults.idle:
+        faults.tick()
+        stack.reap()
+        time.sleep(_TICK_SECONDS)
+    faults.close()
+    say("all faults are over")
+    users.finish()
+    return faults, users
+
+
+def _settle(stack: ChaosStack, users: Users, seconds: float) -> None:
+    """Until every job is final, or the time is over."""
+    began = time.monotonic()
+    while time.monotonic() < began + seconds:
+        stack.reap()
+        users.resume_all()
+        objects = [users.api.get(f"/jobs/{job.id}") for job in users.jobs]
+        if all(found["is_final"] for found in objects):
+            break
+        time.sleep(1.0)
+    print(f"{time.monotonic() - began:.1f} s to let what is open end")
+
+
+def _judge(stack: ChaosStack, users: Users, faults: Faults, losses: Losses) -> None:
+    for line in users.refused:
+        losses.add("posts", line)
+    deadline = time.monotonic() + _QUIET_SECONDS
+    while left := _left_over(users, faults):
+        if time.monotonic() > deadline:
+            for kind, line in left:
+                losses.add(kind, line)
+            break
+        stack.reap()
+        time.sleep(0.2)
+    node = stack.nodes[-1] if stack.small_disk is not None else None
+    for job in users.jobs:
+        losses.check(job, full_disk=node, torn=faults.torn)
+    for line, count in users.api.wrong.items():
+        losses.add("answers", f"{count} times {line}")
+
+
+def _left_over(users: Users, faults: Faults) -> list[tuple[str, str]]:
+    """What the end of all jobs leaves: trainers, supervisors, slots."""
+    left = [("processes", f"trainer {one.pid} of {one.attempt}") for one in faults.trainers()]
+    left += [("processes", f"supervisor {one}") for one in faults.supervisors()]
+    for node in users.api.get("/nodes")["items"]:
+        if node["cpu_slots_used"]:
+            left.append(("slots", f"{node['cpu_slots_used']} of {node['name']}"))
+    return left
+
+
+def _report(result: Result, users: Users, faults: Faults, watch: TrainerWatch) -> None:
+    losses = result.losses
+    print(f"\nfaults survived: {result.faults.total()}")
+    for kind, count in sorted(result.faults.items()):
+        print(f"  {count:4d}  {kind}")
+    if faults.missed:
+        missed = Counter(fault.kind for fault in faults.missed)
+        print(f"  found nothing to hit: {dict(missed)}")
+    print(f"users: {dict(users.done)}")
+    print(f"jobs: {result.jobs}, {dict(losses.outcomes)}")
+    print(
+        f"attempts: {losses.attempts}, restarts counted: {losses.restarts}, {dict(losses.reasons)}"
+    )
+    print(
+        f"looked at: {losses.steps} steps, {losses.files} files, {watch.looks} times at all "
+        f"processes (up to {watch.most} jobs trained at once)"
+    )
+    print(f"losses: {result.lost}")
+    for kind, what in KINDS.items():
+        print(f"  {losses.counts[kind]:4d}  {kind}: {what}")
+    for line in losses.lines:
+        print(f"LOST  {line}")
+
+
+def corpus(folder: Path) -> Path:
+    """A root with a little text to learn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = [f"line {number} of a text that says {number * 7 % 13} again" for number in range(400)]
+    (folder / "corpus.txt").write_text("\n".join(words))
+    return folder
+
+
+def _command(pid: int) -> Any:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return "gone"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""An onlooker at ``/proc``: which trainers live, and whether two of one job ever do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from octrain.local.processes import descendants
+from tests.chaos.trainer import ATTEMPT, JOB
+
+__all__ = ["TrainerProcess", "TrainerWatch", "trainers"]
+
+_EVERY_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class TrainerProcess:
+    """A process of a trainer; ``started`` tells it from a later one of the same id."""
+
+    pid: int
+    started: int
+    job: str
+    attempt: str
+
+    @property
+    def alive(self) -> bool:
+        fields = _stat(self.pid)
+        return (
+            fields is not None and fields[0] not in ("Z", "X") and int(fields[19]) == self.started
+        )
+
+
+def trainers() -> list[TrainerProcess]:
+    """Every live process that carries the mark of a trainer, of this user's."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            environment = Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue
+        if JOB.encode() not in environment:
+            continue
+        values = dict(
+            item.split(b"=", 1) for item in environment.split(b"\0") if item.count(b"=") >= 1
+        )
+        fields = _stat(int(name))
+        if fields is None or fields[0] in ("Z", "X") or JOB.encode() not in values:
+            continue
+        found.append(
+            TrainerProcess(
+                int(name),
+                int(fields[19]),
+                values[JOB.encode()].decode(),
+                values[ATTEMPT.encode()].decode(),
+            )
+        )
+    return found
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat from the state on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+class TrainerWatch:
+    """Looks every 0.1 s. ``doubles`` are the jobs of which two trainers lived at one instant."""
+
+    def __init__(self) -> None:
+        self.doubles: dict[tuple[str, str, str], str] = {}
+        self.looks = 0
+        self.most = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY_SECONDS):
+            self.look()
+
+    def look(self) -> None:
+        self.looks += 1
+        by_job: dict[str, list[TrainerProcess]] = {}
+        for trainer in trainers():
+            by_job.setdefault(trainer.job, []).append(trainer)
+        self.most = max(self.most, len(by_job))
+        for job, found in by_job.items():
+            if len(found) > 1:
+                self._judge(job, found)
+
+    def _judge(self, job: str, found: list[TrainerProcess]) -> None:
+        """Two of different attempts, or of one attempt and neither the other's descendant. The
+        one that was read first may have ended before the other began: so both are looked at again,
+        and only one that then still lives overlapped."""
+        for first in found:
+            for second in found:
+                if first.pid >= second.pid or not (second.alive and first.alive):
+                    continue
+                if first.attempt == second.attempt and (
+                    second.pid in descendants(first.pid) or first.pid in descendants(second.pid)
+                ):
+                    continue
+                if first.alive and second.alive:
+                    names = sorted((first.attempt, second.attempt))
+                    self.doubles[job, names[0], names[1]] = (
+                        f"{job}: process {first.pid} of {first.attempt} and {second.pid} of "
+                        f"{second.attempt}"
+                    )
