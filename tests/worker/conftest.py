@@ -58,7 +58,7 @@ class Attempt:
     artifacts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     finished: dict[str, Any] | None = None
     heartbeats: int = 0
-    resume_from: dict[str, Any] | None = None
+    resume_candidates: list[dict[str, Any]] = field(default_factory=list)
     claims: int = 0
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
@@ -80,6 +80,19 @@ class Attempt:
     @property
     def events(self) -> list[str]:
         return [record["kind"] for record in self.of_type("event")]
+
+    def candidate(self, name: str) -> dict[str, Any]:
+        """A registered checkpoint as the claim of a later attempt offers it."""
+        stored = self.artifacts["checkpoint", name]
+        return {
+            "artifact_id": f"art_checkpoint_{name}",
+            "step": stored["step"],
+            "url": stored["url"],
+            "manifest": {"complete": True, "files": stored["files"]},
+        }
+
+    def data_of(self, kind: str) -> list[dict[str, Any]]:
+        return [event["data"] for event in self.of_type("event") if event["kind"] == kind]
 
     @property
     def log(self) -> list[str]:
@@ -184,7 +197,7 @@ class ApiServer:
             "lease_seconds": attempt.lease_seconds,
             "heartbeat_interval_seconds": self.heartbeat_interval,
             "artifact_prefix": f"jobs/job_1/attempts/{attempt.id}",
-            "resume_from": attempt.resume_from,
+            "resume_candidates": attempt.resume_candidates,
             "device": "cpu",
             "gpu_indices": [],
         }

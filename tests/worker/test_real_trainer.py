@@ -50,13 +50,12 @@ def test_trains_stores_and_resumes(
     model = first.artifacts["model", "model"]
     assert "config.json" in {file["path"] for file in model["files"]}
 
-    stored = next(
-        artifact
-        for (kind, _), artifact in first.artifacts.items()
-        if kind == "checkpoint" and artifact["step"] == 3
-    )
-    point = {"step": 3, "url": stored["url"], "manifest": {"files": stored["files"]}}
-    second = workplace.api.add("att_b", {}, resume_from=point)
+    (name,) = [
+        name
+        for (kind, name), one in first.artifacts.items()
+        if one["step"] == 3 and kind == "checkpoint"
+    ]
+    second = workplace.api.add("att_b", {}, resume_candidates=[first.candidate(name)])
     second.spec = json.loads(json.dumps(SPEC))
     assert workplace.supervise("att_b").wait(timeout=120) == 0, workplace.log()
     assert second.finished["outcome"] == "succeeded", second.finished

@@ -80,12 +80,26 @@ class NodeAnswer(_Answer):
     wanted: str = "run"
 
 
+class Manifest(_Answer):
+    files: list[dict[str, Any]]
+
+
 class ResumePoint(_Answer):
     """A checkpoint in the artifact store: its step, its folder's URL and what is in it."""
 
+    artifact_id: str
     step: int
     url: str
-    manifest: dict[str, Any] | list[dict[str, Any]] | None = None
+    manifest: Manifest
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """Its files by ``path``, with ``size`` and ``sha256``."""
+        return self.manifest.files
+
+    @property
+    def size(self) -> int:
+        return sum(int(file["size"]) for file in self.files)
 
 
 class ModelPoint(_Answer):
@@ -117,7 +131,8 @@ class Claim(WishAnswer):
     lease_seconds: float = Field(gt=0)
     heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
     artifact_prefix: str
-    resume_from: ResumePoint | None = None
+    # Checkpoints to go on from, best first.
+    resume_candidates: list[ResumePoint] = []
     model_from: ModelPoint | None = None
     device: str = "cpu"
     gpu_indices: list[int] = []

@@ -118,6 +118,8 @@ class SupervisorSettings(BaseSettings):
     claim_patience_seconds: float = Field(default=120.0, gt=0)
     # From the node's shutdown to SIGKILL of a trainer that has not saved and ended.
     shutdown_grace_seconds: float = Field(default=5.0, gt=0)
+    # How long a checkpoint or model is tried to be fetched while the store does not answer.
+    fetch_patience_seconds: float = Field(default=300.0, gt=0)
     # How long a result is tried to be copied to the artifact store after the trainer ended.
     upload_patience_seconds: float = Field(default=600.0, gt=0)
     # From SIGTERM to SIGKILL of processes that the trainer left behind.

@@ -1,52 +1,55 @@
-"""What must be in place before a trainer begins: its spec, the model of another job that it begins
-with, and the checkpoint it goes on from.
-
-A checkpoint is downloaded under a partial name, checked file by file against its manifest, and only
-then given its place in the workdir, where the trainer finds it. One that is torn is passed over for
-the one before it in the same store.
-"""
+"""What must be in place before a trainer begins: its spec, room on the disks, the model of another
+job that it begins with, and the checkpoint it goes on from."""
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
-from fp8core.errors import ModelUnavailable, TrainingError
-from fp8core.spec.outcomes import Reason
-from fp8core.storage import ArtifactStore
-from octrain_worker.api_client import Claim, ModelPoint, ResumePoint
+from fp8core.disk_room import Room, check_room, planned_checkpoints
+from fp8core.errors import ModelUnavailable, StorageFull, TrainingError
+from fp8core.spec.outcomes import Outcome, Reason
+from octrain_worker.api_client import Claim
 from octrain_worker.attempt_folder import AttemptFolder, write_private
+from octrain_worker.clock import boot_time
 from octrain_worker.settings import WorkerSettings
+from octrain_worker.supervisor.fetching import fetch_checkpoint, fetch_model, model_bytes
+from octrain_worker.supervisor.link import Link
+from octrain_worker.supervisor.outcome import Verdict
 
-__all__ = ["CheckpointTorn", "Preparation", "fetch_checkpoint", "fetch_model", "trainer_order"]
+__all__ = ["Preparation", "trainer_order"]
 
 logger = logging.getLogger(__name__)
 
-Note = Callable[..., None]
-# Files of a checkpoint that only the job itself can go on from.
-_TRAINING_STATE = ("optimizer", "engine", "state.json")
-
-
-class CheckpointTorn(Exception):
-    """A checkpoint in the store is not what its manifest says."""
+_FIRST_PAUSE = 0.5
+_LONGEST_PAUSE = 15.0
 
 
 class Preparation:
-    """Runs in a thread of its own, so that cancel and lease are obeyed during a long download."""
+    """Runs in a thread of its own, so that cancel and lease are obeyed during a long download.
+
+    ``verdict`` is set, before ``done``, when the attempt cannot begin.
+    """
 
     def __init__(
-        self, folder: AttemptFolder, claim: Claim, note: Note, poke: Callable[[], None]
+        self,
+        folder: AttemptFolder,
+        claim: Claim,
+        settings: WorkerSettings,
+        link: Link,
+        poke: Callable[[], None],
     ) -> None:
-        self.error: TrainingError | None = None
+        self.verdict: Verdict | None = None
         self.done = False
         self._folder = folder
         self._claim = claim
-        self._note = note
+        self._settings = settings
+        self._link = link
         self._poke = poke
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
 
@@ -55,69 +58,103 @@ class Preparation:
 
     def _run(self) -> None:
         try:
-            write_private(self._folder.spec, self._claim.spec)
-            model = self._claim.spec.get("model") or {}
-            if self._claim.model_from is not None:
-                fetch_model(self._claim.model_from, self._folder.model)
-            elif model.get("source") == "job":
-                raise ModelUnavailable(
-                    f"job {model.get('job')} no longer has the model to begin with",
-                    pointer="/model/job",
-                )
-            if self._claim.resume_from is not None:
-                fetch_checkpoint(
-                    self._claim.resume_from, self._folder.work / "checkpoints", self._note
-                )
+            self.verdict = self._prepare()
         except TrainingError as error:
-            self.error = error
-        except Exception as error:  # a store's own kind of error
+            self.verdict = _cannot_begin(error.reason, str(error))
+        except Exception as error:
             logger.exception("preparation failed")
-            self.error = TrainingError(
-                f"the node could not prepare the run: {error}", reason=Reason.INTERNAL_ERROR
+            self.verdict = _cannot_begin(
+                Reason.INTERNAL_ERROR, f"the node could not prepare the run: {error}"
             )
         finally:
             self.done = True
             self._poke()
 
+    def _prepare(self) -> Verdict | None:
+        claim, folder = self._claim, self._folder
+        write_private(folder.spec, claim.spec)
+        model = claim.spec.get("model") or {}
+        if claim.model_from is None and model.get("source") == "job":
+            raise ModelUnavailable(
+                f"job {model.get('job')} no longer has the model to begin with",
+                pointer="/model/job",
+            )
+        self._check_room()
+        return self._patiently(self._fetch)
 
-def fetch_checkpoint(point: ResumePoint, checkpoints: Path, note: Note) -> int | None:
-    """Puts the checkpoint, or the newest whole one before it, into ``checkpoints``; its step.
+    def _fetch(self) -> None:
+        if self._claim.model_from is not None and not self._folder.model.exists():
+            fetch_model(self._claim.model_from, self._folder.model)
+        candidates = self._claim.resume_candidates
+        if candidates:
+            fetch_checkpoint(candidates, self._folder.work / "checkpoints", self._link.note)
 
-    None when none of them is whole: the run then begins at its first step. Raises what the store
-    raises when it cannot be reached, and ``StorageFull``.
-    """
-    for step, url, manifest in _candidates(point):
-        try:
-            _download(url, manifest, checkpoints / f"step-{step:08d}")
-        except (CheckpointTorn, FileNotFoundError) as error:
-            message = f"the checkpoint of step {step} is torn and is passed over: {error}"
-            note("checkpoint_torn", message, step=step)
-            continue
-        message = f"the checkpoint of step {step} was fetched from the store and verified"
-        note("checkpoint_fetched", message, step=step)
-        return step
-    note("no_checkpoint", "no whole checkpoint was found: the run begins at its first step")
-    return None
+    def _patiently(self, fetch: Callable[[], None]) -> Verdict | None:
+        """Tries again while the store does not answer. What then still fails may well work on
+        another node, or later."""
+        give_up_at = boot_time() + self._settings.supervisor.fetch_patience_seconds
+        pause = _FIRST_PAUSE
+        told = False
+        while True:
+            try:
+                fetch()
+                return None
+            except TrainingError:
+                raise
+            except Exception as error:  # every store raises its own
+                logger.warning("the store does not give: %s", error)
+                if boot_time() + pause > give_up_at:
+                    detail = f"the artifact store could not be read: {error}"
+                    return _cannot_begin(Reason.INTERNAL_ERROR, detail, resumable=True)
+                if not told:
+                    told = True
+                    message = f"the artifact store cannot be read now, it is tried again: {error}"
+                    self._link.note("store_unreachable", message)
+            if self._link.closed.wait(pause):
+                return None
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _check_room(self) -> None:
+        """Compares the disks with what is known of sizes before anything is loaded: those of the
+        newest checkpoint, of a model that is fetched. The trainer itself checks a first run, when
+        it knows how large its tensors are."""
+        claim, work = self._claim, self._folder.work
+        if claim.model_from is not None:
+            needed, free = model_bytes(claim.model_from.files), shutil.disk_usage(work).free
+            if needed > free:
+                raise StorageFull(
+                    f"the model of job {claim.model_from.job} has {needed} bytes, and the work "
+                    f"folder {work} has {free} free"
+                )
+        if not claim.resume_candidates:
+            return
+        newest = claim.resume_candidates[0]
+        keep = claim.spec.get("checkpoint") or {}
+        rooms = [Room("the work folder", work)]
+        store = store_room(self._settings, claim)
+        keep_best = int(keep.get("keep_best", 0))
+        check_room(
+            rooms if store is None else [*rooms, store],
+            checkpoint=newest.size,
+            model=model_bytes(newest.files),
+            keep=int(keep.get("keep_last", 1)) + keep_best,
+            planned=planned_checkpoints(
+                int((claim.spec.get("training") or {}).get("steps", newest.step)),
+                save_every=int(keep.get("every_steps", 0)),
+                evaluate_every=int((claim.spec.get("evaluation") or {}).get("every_steps", 0)),
+                keep_best=keep_best,
+            ),
+        )
 
 
-def fetch_model(point: ModelPoint, target: Path) -> None:
-    """Puts another job's model into ``target``; of a checkpoint only the model's own files.
-
-    Raises ``ModelUnavailable`` when it is not there or not what was registered, ``StorageFull``,
-    and what the store raises when it cannot be reached.
-    """
-    files = [file for file in point.files if not str(file["path"]).startswith(_TRAINING_STATE)]
-    try:
-        _download_files(ArtifactStore(point.url), files, target)
-    except FileNotFoundError as error:
-        raise ModelUnavailable(
-            f"the model of job {point.job} does not lie in a store that this node reaches: {error}",
-            pointer="/model/job",
-        ) from error
-    except CheckpointTorn as error:
-        raise ModelUnavailable(
-            f"the model of job {point.job} is damaged: {error}", pointer="/model/job"
-        ) from error
+def store_room(settings: WorkerSettings, claim: Claim) -> Room | None:
+    """The store as a place on a disk of this machine, with what it holds of the job; None for an
+    object store, which says nothing of its room."""
+    url = urlsplit(settings.artifact_url)
+    if url.scheme != "file":
+        return None
+    held = sum(point.size for point in claim.resume_candidates)
+    return Room("the artifact store", Path(unquote(url.path)), held)
 
 
 def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings) -> dict[str, Any]:
@@ -135,57 +172,5 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
     }
 
 
-def _candidates(point: ResumePoint) -> Iterator[tuple[int, str, list[dict[str, Any]] | None]]:
-    manifest = point.manifest
-    files = manifest.get("files") if isinstance(manifest, dict) else manifest
-    yield point.step, point.url, files
-    parent = point.url.rstrip("/").rpartition("/")[0]
-    steps: set[int] = set()
-    for stored in ArtifactStore(parent).list():
-        folder, _, name = stored.key.partition("/")
-        number = folder.removeprefix("step-")
-        if name == "manifest.json" and number.isdigit() and int(number) < point.step:
-            steps.add(int(number))
-    for step in sorted(steps, reverse=True):
-        yield step, f"{parent}/step-{step:08d}", None
-
-
-def _download(url: str, files: list[dict[str, Any]] | None, target: Path) -> None:
-    store = ArtifactStore(url)
-    if files is None:
-        files = _read_manifest(store)
-    if not any(entry["path"] == "manifest.json" for entry in files):
-        files = [*files, {"path": "manifest.json"}]
-    _download_files(store, files, target)
-
-
-def _download_files(store: ArtifactStore, files: list[dict[str, Any]], target: Path) -> None:
-    """All of them in ``target``, verified, or nothing."""
-    partial = target.with_name(f".partial-{target.name}")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
-        for entry in files:
-            path = str(entry["path"])
-            place = partial / path
-            if not place.resolve().is_relative_to(partial.resolve()):
-                raise CheckpointTorn(f"its manifest names {path!r}")
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                store.get(path, place, sha256=entry.get("sha256"))
-            except ValueError as error:
-                raise CheckpointTorn(str(error)) from error
-        shutil.rmtree(target, ignore_errors=True)
-        partial.replace(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _read_manifest(store: ArtifactStore) -> list[dict[str, Any]]:
-    try:
-        with store.open("manifest.json") as file:
-            manifest = json.load(file)
-        if manifest["complete"] is not True:
-            raise CheckpointTorn("its manifest does not say that it is complete")
-        return list(manifest["files"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointTorn(f"its manifest cannot be read: {error}") from error
+def _cannot_begin(reason: Reason, detail: str, *, resumable: bool = False) -> Verdict:
+    return Verdict(Outcome.FAILED, reason, detail, None, None, resumable=resumable)

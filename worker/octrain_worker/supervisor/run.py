@@ -13,7 +13,6 @@ import os
 import signal
 import time
 
-from fp8core.spec.outcomes import Outcome
 from octrain_worker.api_client import ApiClient, Claim
 from octrain_worker.attempt_folder import (
     AttemptFolder,
@@ -156,7 +155,9 @@ class Supervisor:
 
     def _train(self, claim: Claim, trainer: Trainer, intake: Intake) -> Verdict | None:
         """Watches the trainer to its end; None when the attempt was disowned."""
-        preparation = Preparation(self._folder, claim, self._link.note, self._wakeup.poke)
+        preparation = Preparation(
+            self._folder, claim, self._settings, self._link, self._wakeup.poke
+        )
         preparation.start()
         memory = OomCounts.now()
         limits = claim.spec.get("limits") or {}
@@ -173,9 +174,9 @@ class Supervisor:
             intake.round()
             if self._link.stale is not None:
                 return None
-            if preparation.error is not None:
+            if preparation.verdict is not None and stopping.cause is None:
                 self._end_all(grace=0.0)
-                return _verdict_on_preparation(preparation)
+                return preparation.verdict
             if trainer.status is None:
                 match stopping.decide():
                     case StopStep.ASK:
@@ -247,9 +248,3 @@ class Supervisor:
         me = os.getpid()
         end_processes(lambda: descendants(me), grace=grace, patience=math.inf, reap=reap)
         reap()
-
-
-def _verdict_on_preparation(preparation: Preparation) -> Verdict:
-    error = preparation.error
-    assert error is not None
-    return Verdict(Outcome.FAILED, error.reason, str(error), None, None, resumable=False)
