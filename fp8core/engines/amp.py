@@ -89,6 +89,9 @@ class AmpEngine:
     def health(self) -> dict[str, float]:
         return {}
 
+    def health_later(self) -> Callable[[], dict[str, float]]:
+        return dict
+
     def state_dict(self) -> dict[str, Tensor]:
         """fp16: loss scale (fp32), growth tracker and skipped steps (int64), all 0-dim."""
         if self._scaler is None:

@@ -153,6 +153,13 @@ class Engine(Protocol):
         """
         ...
 
+    def health_later(self) -> Callable[[], dict[str, float]]:
+        """``health()`` in two parts: the call waits for nothing, the call of its result does.
+
+        What it gives is the health as of the first call, whatever is recorded meanwhile.
+        """
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """The engine's own state (FP8 histories and scales, the loss scale) as plain tensors."""
         ...

@@ -52,12 +52,11 @@ class HealthRecorder:
             kept = torch.stack(list(scales.values())).unbind()
             self._scales = dict(zip(scales, kept, strict=True))
 
-    def read(self) -> dict[str, float]:
-        """All figures at once: one transfer from the device."""
+    def gathered(self) -> tuple[list[str], Tensor | None]:
+        """The names of all figures, and the figures as one tensor; None where there are none."""
         if not self._figures:
-            return {}
-        values = torch.stack(list(self._figures.values())).tolist()
-        return dict(zip(self._figures, values, strict=True))
+            return [], None
+        return list(self._figures), torch.stack(list(self._figures.values()))
 
     def _hook(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:

@@ -118,17 +118,14 @@ def te_directions(modules: dict[str, Any]) -> Iterator[tuple[str, str, Direction
                 yield name, direction, DirectionState(state.scale, state.amax_history)
 
 
-def count_infinities(
+def infinities(
     states: dict[str, DirectionState], columns: tuple[str, ...]
-) -> dict[str, float]:
-    """``fp8/<layer>/<column>/infinities``: infinite amaxes, for the histories that hold any."""
+) -> tuple[list[str], Tensor | None]:
+    """``fp8/<layer>/<column>/infinities`` of every history, and the counts of infinite amaxes in
+    that order: int64; None where there is no history."""
     if not states:
-        return {}
+        return [], None
     histories = torch.stack([state.amax_history for state in states.values()])
-    counts = torch.isinf(histories).sum(dim=1).tolist()
-    return {
-        f"fp8/{name}/{column}/infinities": float(count)
-        for name, row in zip(states, counts, strict=True)
-        for column, count in zip(columns, row, strict=True)
-        if count
-    }
+    counts = torch.isinf(histories).sum(dim=1)
+    names = [f"fp8/{name}/{column}/infinities" for name in states for column in columns]
+    return names, counts.flatten()

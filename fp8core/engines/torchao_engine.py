@@ -164,9 +164,12 @@ class TorchaoEngine:
 
     def health(self) -> dict[str, float]:
         """For a layer used once in a pass; of rows scaled one by one, the scale is the smallest."""
+        return self.health_later()()
+
+    def health_later(self) -> Callable[[], dict[str, float]]:
         if not self._region.recording:
-            return {}
-        return LayerHealth.read(self._linears, self._config)
+            return dict
+        return LayerHealth.read_later(self._linears, self._config)
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

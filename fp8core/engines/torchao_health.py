@@ -8,12 +8,14 @@ use. The weight's are computed from the Parameter when they are read.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from fp8core.numerics.landing import Landing
 
 __all__ = ["FIGURES", "LayerHealth", "Rule", "measure"]
 
@@ -84,8 +86,8 @@ class LayerHealth:
         return watched
 
     @staticmethod
-    def read(layers: Mapping[str, Any], config: Any) -> dict[str, float]:
-        """``fp8/<layer>/<tensor>/<figure>`` of ``layers`` that ran."""
+    def read_later(layers: Mapping[str, Any], config: Any) -> Callable[[], dict[str, float]]:
+        """A function that waits for ``fp8/<layer>/<tensor>/<figure>`` of ``layers`` that ran."""
         names: list[tuple[str, str]] = []
         rows: list[Tensor] = []
         counts: list[Tensor] = []
@@ -104,14 +106,19 @@ class LayerHealth:
                 rows.append(health._probe.grad[:-1])
                 counts.append(health._probe.grad[-1])
         if not rows:
-            return {}
-        values, ran = torch.stack(rows).tolist(), torch.stack(counts).tolist()
-        return {
-            f"fp8/{name}/{tensor}/{figure}": value
-            for (name, tensor), row, count in zip(names, values, ran, strict=True)
-            if count == 1
-            for figure, value in zip(FIGURES, row, strict=True)
-        }
+            return dict
+        landing = Landing([torch.stack(rows), torch.stack(counts)])
+
+        def read() -> dict[str, float]:
+            values, ran = (tensor.tolist() for tensor in landing.wait())
+            return {
+                f"fp8/{name}/{tensor}/{figure}": value
+                for (name, tensor), row, count in zip(names, values, ran, strict=True)
+                if count == 1
+                for figure, value in zip(FIGURES, row, strict=True)
+            }
+
+        return read
 
 
 class _GradientProbe(torch.autograd.Function):

@@ -28,11 +28,12 @@ from fp8core.engines.te_state import (
     ForwardScales,
     OwnDelayedState,
     ScaleInterval,
-    count_infinities,
+    infinities,
     te_directions,
 )
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.errors import EngineUnsupported
+from fp8core.numerics.landing import Landing
 
 HIGH_PRECISION = (True, True, True)
 ALL_FP8 = (False, False, False)
@@ -254,14 +255,27 @@ class TransformerEngine:
         self._health.record(enabled, self._linears, hybrid=_is_hybrid(self.recipe))
 
     def health(self) -> dict[str, float]:
-        figures = self._health.read()
-        if figures:
-            for direction, columns in (
-                ("forward", FORWARD_COLUMNS),
-                ("backward", BACKWARD_COLUMNS),
-            ):
-                figures |= count_infinities(dict(self._states(direction)), columns)
-        return figures
+        return self.health_later()()
+
+    def health_later(self) -> Callable[[], dict[str, float]]:
+        names, gathered = self._health.gathered()
+        if gathered is None:
+            return dict
+        tensors, counted = [gathered], list[str]()
+        for direction, columns in (("forward", FORWARD_COLUMNS), ("backward", BACKWARD_COLUMNS)):
+            found, counts = infinities(dict(self._states(direction)), columns)
+            if counts is not None:
+                counted += found
+                tensors.append(counts)
+        landing = Landing(tensors)
+
+        def read() -> dict[str, float]:
+            values, *counts = [tensor.tolist() for tensor in landing.wait()]
+            figures = dict(zip(names, values, strict=True))
+            infinite = zip(counted, [count for row in counts for count in row], strict=True)
+            return figures | {name: float(count) for name, count in infinite if count}
+
+        return read
 
     def _scales(self) -> dict[tuple[str, str], Tensor]:
         """The scales of the next casts by (layer, tensor); none where they are made at the cast."""

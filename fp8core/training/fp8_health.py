@@ -1,6 +1,11 @@
-"""FP8 health on its way out of a run: figures as metrics, what is wrong with them as events."""
+"""FP8 health on its way out of a run: figures as metrics, what is wrong with them as events.
+
+On a GPU the figures of a step are taken up one step later, so that nothing waits for them.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from fp8core.engines.protocol import Engine
 from fp8core.numerics.alarms import FollowedScales, FP8Alarms
@@ -20,6 +25,8 @@ class FP8Health:
         self._engine = engine
         self._telemetry = telemetry
         self._alarms = FP8Alarms(_followed_scales(spec))
+        self._late = engine.device.type == "cuda"
+        self._waiting: tuple[int, Callable[[], dict[str, float]]] | None = None
 
     def is_due(self, step: int) -> bool:
         return self._every > 0 and step % self._every == 0
@@ -29,10 +36,19 @@ class FP8Health:
         self._engine.record_health(True)
 
     def end(self, step: int) -> None:
-        """After its backward pass: writes the metrics and an ``fp8_alarm`` for each alarm."""
-        figures = self._engine.health()
+        """After its backward pass: takes the figures of ``step``, for ``settle`` to write."""
+        self._waiting = step, self._engine.health_later()
         self._engine.record_health(False)
-        self._telemetry.metrics(step, figures)
+        if not self._late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Writes the metrics that are still held, and an ``fp8_alarm`` for each alarm."""
+        if self._waiting is None:
+            return
+        (step, read), self._waiting = self._waiting, None
+        figures = read()
+        self._telemetry.record(step, figures, health=True)
         for alarm in self._alarms.observe(step, figures):
             self._telemetry.event(
                 "fp8_alarm",

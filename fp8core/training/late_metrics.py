@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8core.numerics.landing import Landing
+
 __all__ = ["LateMetrics", "StepFigures"]
 
 
@@ -43,11 +45,7 @@ class LateMetrics:
             return StepFigures(step, {**values, **numbers})
         settled = self.flush()
         stacked = torch.stack([tensor.detach().float().reshape(()) for tensor in tensors.values()])
-        landing = torch.empty(stacked.shape, dtype=stacked.dtype, pin_memory=True)
-        landing.copy_(stacked, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        self._waiting = _Waiting(step, list(tensors), landing, arrived, dict(numbers))
+        self._waiting = _Waiting(step, list(tensors), Landing([stacked]), dict(numbers))
         return settled
 
     def flush(self) -> StepFigures | None:
@@ -55,8 +53,8 @@ class LateMetrics:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return None
-        waiting.arrived.synchronize()
-        values = dict(zip(waiting.names, waiting.landing.tolist(), strict=True))
+        (arrived,) = waiting.landing.wait()
+        values = dict(zip(waiting.names, arrived.tolist(), strict=True))
         return StepFigures(waiting.step, {**values, **waiting.numbers})
 
 
@@ -64,6 +62,5 @@ class LateMetrics:
 class _Waiting:
     step: int
     names: list[str]
-    landing: Tensor
-    arrived: torch.cuda.Event
+    landing: Landing
     numbers: dict[str, float]

@@ -172,6 +172,7 @@ class TrainingLoop:
         norm = learner.clip()
         figures = {"train/loss": loss, "train/grad_norm": norm}
         settled = self._late.push(step, figures, {"train/lr": learner.learning_rate(step)})
+        self._health.settle()
         verdict = Verdict.TAKE if settled is None else self._guard.judge(settled)
         if verdict == Verdict.TAKE:
             learner.update(step, unless=self._guard.bad(loss, norm))
@@ -181,6 +182,7 @@ class TrainingLoop:
     def _settle(self) -> None:
         """Waits for figures that have not arrived, checks and records them."""
         figures = self._late.flush()
+        self._health.settle()
         if figures is not None:
             self._guard.judge(figures)
         self._record(figures)
@@ -207,7 +209,7 @@ class TrainingLoop:
         values.update(self._speed())
         values["memory/peak_bytes"] = float(peak_bytes(self._parts.engine.device))
         telemetry = self._parts.telemetry
-        telemetry.metrics(figures.step, values)
+        telemetry.record(figures.step, values)
         remaining = self._training.steps - self.position.step
         telemetry.progress(
             self.position.step,
@@ -286,7 +288,7 @@ class TrainingLoop:
             raise Diverged(f"the evaluation loss at step {position.step} is {figures['eval/loss']}")
         early = self._training.early_stopping
         position.note_evaluation(figures, early.min_delta if early is not None else 0.0)
-        parts.telemetry.metrics(position.step, figures)
+        parts.telemetry.record(position.step, figures)
         self._on_figures(position, figures)
         if parts.checkpoints.among_best(figures["eval/loss"]):
             self._save("periodic")

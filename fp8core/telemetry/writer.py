@@ -1,0 +1,379 @@
+"""The writer: records go into a bounded queue, and a thread of its own puts them into the file.
+
+Whoever records waits for nothing: not for the disk, and not for a GPU, whose numbers are written
+when they have arrived. While the disk refuses, records wait in memory and are tried again. Beyond
+32 MiB of them the oldest records of FP8 health are dropped. Beyond 64 MiB, which are hours of
+losses, the oldest other metrics and progress go too; phases, events, checkpoints and artifacts
+never do. What was dropped is counted, in the metric ``telemetry/dropped`` (values since the
+process began) and in an event.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from fp8core.telemetry.numbers import encode_number, jsonable
+from fp8core.telemetry.record_file import RecordFile, encode_record
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fp8core.telemetry.scalars import Scalars
+
+__all__ = ["DROPPED", "TelemetryWriter"]
+
+DROPPED = "telemetry/dropped"
+
+_HEALTH_BYTES = 32 << 20
+_MOST_BYTES = 64 << 20
+# What a waiting record takes in memory, about; measured with names of 60 characters.
+_RECORD_BYTES = 600
+_VALUE_BYTES = 200
+_MAX_TEXT = 16_384
+_ARRIVAL_POLL_SECONDS = 0.001
+_FIRST_RETRY_SECONDS = 0.05
+_LONGEST_RETRY_SECONDS = 1.0
+# At the end, how long a disk that refuses and a GPU that does not answer are waited for.
+_PATIENCE_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Item:
+    """A record that waits, as JSON, or as metrics that become JSON when they are written.
+
+    ``order`` counts all records; ``scalars`` are still to be added to the metrics.
+    """
+
+    order: int
+    body: str
+    metrics: dict[str, Any] | None = None
+    values: int = 0
+    scalars: Scalars | None = None
+
+    @property
+    def size(self) -> int:
+        return _RECORD_BYTES + _VALUE_BYTES * self.values
+
+
+class TelemetryWriter:
+    """Appends records to ``path``; safe to call from several threads of one process.
+
+    A disk that is full or fails raises nothing: the records wait, as the module says, and when
+    they are written an event ``telemetry_delayed`` tells since when and why.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.time,
+        health_bytes: int = _HEALTH_BYTES,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self.path = path
+        self._clock = clock
+        self._health_bytes = health_bytes
+        self._most_bytes = max(most_bytes, health_bytes)
+        self._file = RecordFile(path)
+        self._changed = threading.Condition()
+        # By importance: FP8 health goes first, then metrics and progress; the last never.
+        self._health: deque[_Item] = deque()
+        self._figures: deque[_Item] = deque()
+        self._kept: deque[_Item] = deque()
+        self._size = 0
+        self._order = 0
+        self._in_hand: int | None = None
+        self._dropped = _Dropped()
+        self._closing: float | None = None
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+        self._thread.start()
+
+    @property
+    def last_seq(self) -> int:
+        """The number of the last record written; 0 when there is none."""
+        return self._file.last_seq
+
+    @property
+    def dropped(self) -> int:
+        """How many values this process has dropped."""
+        return self._dropped.values
+
+    def phase(self, phase: str) -> None:
+        self._append(self._kept, self._item({"type": "phase", "phase": phase}))
+
+    def record(
+        self, step: int, values: Mapping[str, float | Tensor], *, health: bool = False
+    ) -> None:
+        """Metrics of ``step``: numbers, or tensors of one element on any device.
+
+        Tensors are taken as they are now, without waiting for the device. ``health``: per-layer
+        FP8 health, the first to be dropped. Raises ``ValueError`` for a tensor that is no number.
+        """
+        if not values:
+            return
+        numbers: dict[str, float] = {}
+        tensors: dict[str, Tensor] = {}
+        for name, value in values.items():
+            if isinstance(value, float | int):
+                numbers[name] = value
+            else:
+                tensors[name] = value
+        scalars = None
+        if tensors:
+            from fp8core.telemetry.scalars import Scalars  # whoever has tensors has torch
+
+            scalars = Scalars(tensors)
+        item = _Item(
+            0,
+            "",
+            {"time": self._clock(), "type": "metrics", "step": step, "values": numbers},
+            len(values),
+            scalars,
+        )
+        self._append(self._health if health else self._figures, item)
+
+    def progress(self, step: int, total_steps: int, tokens: int, eta_seconds: float | None) -> None:
+        record = {
+            "type": "progress",
+            "step": step,
+            "total_steps": total_steps,
+            "tokens": tokens,
+            "eta_seconds": eta_seconds,
+        }
+        self._append(self._figures, self._item(record))
+
+    def event(self, kind: str, message: str, data: Mapping[str, Any] | None = None) -> None:
+        self._append(self._kept, self._item(_event(kind, message, data)))
+
+    def checkpoint(
+        self, step: int, path: str, *, kind: str, best: bool, metric: float | None
+    ) -> None:
+        record = {
+            "type": "checkpoint",
+            "step": step,
+            "path": path,
+            "kind": kind,
+            "best": best,
+            "metric": metric,
+        }
+        self._append(self._kept, self._item(record))
+
+    def artifact(self, kind: str, path: str, step: int) -> None:
+        record = {"type": "artifact", "kind": kind, "path": path, "step": step}
+        self._append(self._kept, self._item(record))
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Waits until all that was recorded before is in the file; whether it is."""
+        with self._changed:
+            order = self._order
+            return self._changed.wait_for(lambda: self._oldest() > order, timeout)
+
+    def close(self) -> None:
+        """Writes what waits. A disk that refuses is tried for five seconds more."""
+        with self._changed:
+            if self._closing is None:
+                self._closing = time.monotonic() + _PATIENCE_SECONDS
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _item(self, record: dict[str, Any]) -> _Item:
+        """Made JSON at once: what the caller changes afterwards does not reach it."""
+        return _Item(0, encode_record(jsonable({"time": self._clock(), **record})))
+
+    def _append(self, queue: deque[_Item], item: _Item) -> None:
+        with self._changed:
+            if self._closing is not None:
+                raise ValueError("telemetry is closed")
+            self._order += 1
+            item.order = self._order
+            queue.append(item)
+            self._size += item.size
+            while self._size > self._health_bytes and self._health:
+                self._drop(self._health)
+            while self._size > self._most_bytes and self._figures:
+                self._drop(self._figures)
+            self._changed.notify_all()
+
+    def _drop(self, queue: deque[_Item]) -> None:
+        item = queue.popleft()
+        self._size -= item.size
+        health = queue is self._health
+        self._dropped.add(item.values, health=int(health), others=int(not health))
+
+    def _oldest(self) -> int:
+        """The order of the oldest record that is not in the file; beyond all when none waits."""
+        waiting = [queue[0].order for queue in (self._health, self._figures, self._kept) if queue]
+        if self._in_hand is not None:
+            waiting.append(self._in_hand)
+        return min(waiting, default=self._order + 1)
+
+    # The thread
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                self._add_scalars(item)
+                if not self._write(item):
+                    self._give_up()
+                    break
+                self._tell_dropped()
+        finally:
+            with self._changed:
+                self._in_hand = None
+                self._changed.notify_all()
+            self._file.close()
+
+    def _next(self) -> _Item | None:
+        """The oldest record, when there is one; None when there will be none."""
+        with self._changed:
+            self._in_hand = None
+            self._changed.notify_all()
+            while True:
+                queues = [q for q in (self._health, self._figures, self._kept) if q]
+                if queues:
+                    item = min(queues, key=lambda queue: queue[0].order).popleft()
+                    self._size -= item.size
+                    self._in_hand = item.order
+                    return item
+                if self._closing is not None:
+                    return None
+                self._changed.wait()
+
+    def _add_scalars(self, item: _Item) -> None:
+        """The numbers of a device, when they have arrived. A device that fails or hangs has none:
+        what else is recorded must still be written."""
+        if item.scalars is None or item.metrics is None:
+            return
+        values = item.metrics["values"]
+        try:
+            while not item.scalars.arrived:
+                if self._closing is not None and time.monotonic() > self._closing:
+                    raise TimeoutError("the device did not answer")
+                time.sleep(_ARRIVAL_POLL_SECONDS)
+            values.update(item.scalars.read())
+        except (RuntimeError, TimeoutError):
+            with self._changed:
+                self._dropped.add(item.values - len(values))
+
+    def _write(self, item: _Item) -> bool:
+        """Whether the record is in the file; if not, the time to try is over."""
+        body = item.body
+        if item.metrics is not None:
+            values = item.metrics["values"]
+            if not values:
+                return True
+            if self._dropped.unreported_values:
+                values[DROPPED] = self._dropped.report_values()
+            encoded = {name: encode_number(value) for name, value in values.items()}
+            body = encode_record({**item.metrics, "values": encoded})
+        since: float | None = None
+        pause = _FIRST_RETRY_SECONDS
+        while True:
+            try:
+                self._file.append(body)
+            except OSError as error:
+                problem, now = error.strerror or str(error), time.monotonic()
+                since = now if since is None else since
+                if self._closing is not None and now > self._closing:
+                    return False
+                self._pause(pause)
+                pause = min(pause * 2, _LONGEST_RETRY_SECONDS)
+                continue
+            if since is not None:
+                seconds = round(time.monotonic() - since, 3)
+                text = f"records waited in memory for {seconds:.1f} s: {problem}"
+                data = {"seconds": seconds, "error": problem}
+                self._append_own(_event("telemetry_delayed", text, data))
+            return True
+
+    def _pause(self, seconds: float) -> None:
+        """Sleeps; the end of the run is waited for in short steps."""
+        with self._changed:
+            if self._closing is None:
+                self._changed.wait_for(lambda: self._closing is not None, seconds)
+                return
+        time.sleep(_FIRST_RETRY_SECONDS)
+
+    def _tell_dropped(self) -> None:
+        """Once the queue has room again: the whole of a gap is told at once."""
+        with self._changed:
+            if not self._dropped.untold or self._size > self._health_bytes // 2:
+                return
+            message, data = self._dropped.tell()
+        self._append_own(_event("telemetry_dropped", message, data))
+
+    def _append_own(self, record: dict[str, Any]) -> None:
+        with self._changed:
+            item = self._item(record)
+            self._order += 1
+            item.order = self._order
+            self._kept.append(item)
+            self._size += item.size
+
+    def _give_up(self) -> None:
+        with self._changed:
+            lost = 1 + len(self._health) + len(self._figures) + len(self._kept)
+            for queue in (self._health, self._figures, self._kept):
+                queue.clear()
+        print(f"{lost} telemetry records could not be written to {self.path}", file=sys.stderr)
+
+
+class _Dropped:
+    """What was dropped since the process began, and how much of it has been told."""
+
+    def __init__(self) -> None:
+        self.values = 0
+        self._reported = 0
+        self._told = 0
+        self._health = 0
+        self._others = 0
+
+    def add(self, values: int, *, health: int = 0, others: int = 0) -> None:
+        self.values += values
+        self._health += health
+        self._others += others
+
+    @property
+    def unreported_values(self) -> bool:
+        return self.values != self._reported
+
+    def report_values(self) -> float:
+        self._reported = self.values
+        return float(self.values)
+
+    @property
+    def untold(self) -> bool:
+        return self.values != self._told or bool(self._others)
+
+    def tell(self) -> tuple[str, dict[str, Any]]:
+        data = {"health_records": self._health, "other_records": self._others}
+        message = (
+            f"{self._health} records of FP8 health and {self._others} of other metrics or "
+            f"progress were dropped; {self.values} values since the process began"
+        )
+        self._health = self._others = 0
+        self._told = self.values
+        return message, {**data, "values": self.values}
+
+
+def _event(kind: str, message: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"type": "event", "kind": kind, "message": message[:_MAX_TEXT], "data": data or {}}
