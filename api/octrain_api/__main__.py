@@ -1,4 +1,4 @@
-"""`python -m octrain_api serve|controller|migrate|create-key`."""
+"""`python -m octrain_api serve|controller|migrate|create-key|create-node-token|problems`."""
 
 import argparse
 import asyncio
@@ -24,7 +24,13 @@ def main(arguments: list[str] | None = None) -> int:
     create.add_argument("--name", required=True)
     create.add_argument("--owner", required=True)
     create.add_argument("--scopes", required=True, help=f"of {', '.join(SCOPES)}; by commas")
+    commands.add_parser("problems", help="print the page of problem types")
     options = parser.parse_args(arguments)
+    if options.command == "problems":
+        from octrain_api.problem_kinds import markdown
+
+        print(markdown(), end="")
+        return 0
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -41,42 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(settings: Settings, host: str, port: int) -> int:
-    import uvicorn
+    from octrain_api.server import serve
 
-    from octrain_api.app import create_app
-    from octrain_api.collection import spare_what_stays
-    from octrain_api.migrate import SchemaMismatch, check_schema
-
-    async def check() -> None:
-        from octrain_api.database import Database
-
-        database = Database(settings.database)
-        try:
-            async with database.session() as session:
-                await check_schema(session)
-        finally:
-            await database.close()
-
-    try:
-        asyncio.run(check())
-    except SchemaMismatch as error:
-        print(error, file=sys.stderr)
-        return 3
-    app = create_app(settings)
-    config = uvicorn.Config(
-        app, host=host, port=port, log_config=None, access_log=False, timeout_graceful_shutdown=5
-    )
-
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: object = None) -> None:
-            # Open streams end first: uvicorn would wait for them.
-            app.state.context.listener.close()
-            await super().shutdown(sockets)  # type: ignore[arg-type]
-
-    server = Server(config)
-    spare_what_stays()
-    server.run()
-    return 0 if server.started else 1
+    return serve(settings, host, port)
 
 
 def _controller(settings: Settings) -> int:

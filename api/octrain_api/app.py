@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from fastapi import APIRouter, FastAPI
 
-from octrain_api import clocks, docs, health, problems
+from octrain_api import clocks, docs, health, problem_pages, problems
 from octrain_api.artifacts.endpoints import router as artifacts
 from octrain_api.attempts.endpoints import router as attempts
 from octrain_api.database import Database
@@ -76,7 +76,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)
-    app.add_middleware(RequestGuard, max_bytes=settings.http.max_body_bytes)
+    app.include_router(problem_pages.router)
+    app.add_middleware(RequestGuard, settings=settings.http)
     problems.install(app)
     docs.install(app)
     return app

@@ -6,13 +6,15 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from octrain_api.numbers import clean
+from octrain_api.problem_kinds import KINDS
 
 log = logging.getLogger("octrain_api.problems")
 
@@ -96,13 +98,15 @@ def _pointer(location: Sequence[int | str]) -> str:
     return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in parts)
 
 
-_TITLES = {
-    400: ("bad-request", "Bad request"),
-    404: ("not-found", "Not found"),
-    405: ("method-not-allowed", "Method not allowed"),
-    406: ("not-acceptable", "Not acceptable"),
-    413: ("body-too-large", "Body too large"),
-    415: ("unsupported-media-type", "Unsupported media type"),
+# Statuses that have one kind only are told by it; those with several by what raised the problem.
+_BY_STATUS = {
+    400: "bad-request",
+    404: "not-found",
+    405: "method-not-allowed",
+    406: "not-acceptable",
+    413: "body-too-large",
+    415: "unsupported-media-type",
+    416: "range-not-satisfiable",
 }
 
 
@@ -115,7 +119,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> JSONResponse:
-        slug, title = _TITLES.get(error.status_code, ("http-error", "Request refused"))
+        kind = KINDS[_BY_STATUS.get(error.status_code, "http-error")]
         if error.status_code == 404:
             detail = f"There is nothing at {request.url.path}."
         elif error.status_code == 405:
@@ -123,7 +127,10 @@ def install(app: FastAPI) -> None:
         else:
             detail = str(error.detail)
         headers = dict(error.headers or {})
-        return response(request, Problem(error.status_code, slug, title, detail, headers=headers))
+        return response(
+            request,
+            Problem(error.status_code, kind.name, kind.title, detail, headers=headers),
+        )
 
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -149,6 +156,11 @@ def install(app: FastAPI) -> None:
             headers={"Retry-After": "2"},
         )
         return response(request, problem)
+
+    @app.exception_handler(ClientDisconnect)
+    async def _gone(request: Request, error: ClientDisconnect) -> Response:
+        # Nobody reads this; without a handler it would be logged as an error of the service.
+        return Response(status_code=400)
 
     @app.exception_handler(Exception)
     async def _unknown(request: Request, error: Exception) -> JSONResponse:

@@ -3,9 +3,9 @@
 import os
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octrain_api.webhooks.addresses import Network, parse_networks
@@ -70,10 +70,35 @@ class HttpSettings(BaseSettings):
 
     max_body_bytes: int = Field(default=32 * 2**20, ge=1024)
     max_spec_bytes: int = Field(default=2**20, ge=1024)
+    max_url_bytes: int = Field(default=16 * 2**10, ge=256)
+    max_head_bytes: int = Field(default=64 * 2**10, ge=1024)
+    max_headers: int = Field(default=100, ge=10)
+    # Nested arrays and objects of a JSON body; its members and items, all together.
+    max_json_depth: int = Field(default=64, ge=8, le=500)
+    max_json_values: int = Field(default=2_000_000, ge=1000)
+    max_connections: int = Field(default=4096, ge=1)
+    # Slow clients: see octrain_api.connections.
+    head_timeout: float = Field(default=20.0, gt=0)
+    body_grace: float = Field(default=30.0, gt=0)
+    min_body_rate: float = Field(default=1024.0, gt=0)
+    write_timeout: float = Field(default=60.0, gt=0)
+    keep_alive_timeout: int = Field(default=30, ge=1)
+    # PEM files; with a certificate the server speaks TLS only.
+    tls_certificate: str | None = None
+    tls_key: str | None = None
+    tls_key_password: SecretStr | None = None
     stream_keep_alive: float = Field(default=15.0, gt=0)
     # Streams and long polls are woken by the database; this is how long a lost wake-up may cost.
     stream_poll: float = Field(default=2.0, gt=0)
     alive_interval: float = Field(default=2.0, gt=0)
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError(
+                "OCTRAIN_HTTP_TLS_CERTIFICATE and OCTRAIN_HTTP_TLS_KEY must be set together"
+            )
+        return self
 
 
 class ControllerSettings(BaseSettings):
