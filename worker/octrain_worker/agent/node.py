@@ -89,12 +89,18 @@ class Node:
         return True
 
     def run_attempt(self, job_id: str, attempt_id: str, attempt: int) -> None:
-        """Has an attempt supervised and returns when its supervisor is gone, or at shutdown."""
+        """Has an attempt supervised and returns when its supervisor is gone, or at shutdown.
+
+        A further message of the same attempt is done with at once: waiting too, it would keep a
+        place from other attempts for as long as this one runs.
+        """
         assert self._supervisors is not None
         if self.stopping:
             return  # the relay sends it again
         handle: Handle | None = self._supervisors.start(Assignment(attempt_id, job_id, attempt))
-        while handle is not None and not self._released.is_set():
+        if handle is None or not handle.waited_for.acquire(blocking=False):
+            return
+        while not self._released.is_set():
             if handle.ended.wait(0.5):
                 return
 

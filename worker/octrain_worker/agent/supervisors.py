@@ -44,12 +44,14 @@ _KEEP_LOG_BYTES = 16 << 20
 
 @dataclass
 class Handle:
-    """One supervisor at work. ``ended`` is set when it is gone."""
+    """One supervisor at work. ``ended`` is set when it is gone; ``waited_for`` is held by the one
+    message that waits for that."""
 
     assignment: Assignment
     process: Process
     child: subprocess.Popen[bytes] | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+    waited_for: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def alive(self) -> bool:
