@@ -1,6 +1,6 @@
 """The tables. Alembic's migrations make them; `alembic check` holds the two together."""
 
-from datetime import datetime
+from datetime import date, datetime
 from typing import Any
 
 from sqlalchemy import (
@@ -62,7 +62,110 @@ class ApiKey(Base):
     key_hash: Mapped[str] = mapped_column(unique=True)
     scopes: Mapped[list[str]]
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime | None]
     revoked_at: Mapped[datetime | None]
+    # Written at most once a minute by each API process.
+    last_used_at: Mapped[datetime | None]
+    # The key before the last rotation, which serves until then.
+    previous_hash: Mapped[str | None] = mapped_column(unique=True)
+    previous_until: Mapped[datetime | None]
+    # The one node that a key of the scope `node` speaks for.
+    node_name: Mapped[str | None]
+
+    __table_args__ = (
+        Index("ix_api_keys_created", "created_at", "id"),
+        # A node has one key at a time, whatever the code above does.
+        Index(
+            "uq_api_keys_node",
+            "node_name",
+            unique=True,
+            postgresql_where=text("revoked_at IS NULL"),
+        ),
+    )
+
+
+class EnrolmentToken(Base):
+    """A token with which one machine gets the key of its node, once. Only its hash is stored."""
+
+    __tablename__ = "enrolment_tokens"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    owner: Mapped[str]
+    node_name: Mapped[str | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    key_id: Mapped[str | None]
+
+
+class AuditEntry(Base):
+    """Who changed what, when, from where, with what outcome. A trigger refuses every rewrite."""
+
+    __tablename__ = "audit_log"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    time: Mapped[datetime] = mapped_column(server_default=func.now())
+    key_id: Mapped[str]
+    owner: Mapped[str]
+    address: Mapped[str | None]
+    request_id: Mapped[str]
+    method: Mapped[str]
+    route: Mapped[str]
+    target: Mapped[str | None]
+    status: Mapped[int]
+    outcome: Mapped[str]
+
+    __table_args__ = (
+        Index("ix_audit_log_time", "time", "id"),
+        Index("ix_audit_log_target", "target", "time", "id"),
+        Index("ix_audit_log_owner", "owner", "time", "id"),
+    )
+
+
+class RateBucket(Base):
+    """What is left of a rate limit; API processes take from it in portions."""
+
+    __tablename__ = "rate_buckets"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    tokens: Mapped[float]
+    granted: Mapped[int]
+    updated_at: Mapped[datetime]
+
+
+class OwnerQuota(Base):
+    """What one owner may use, where it differs from the settings' default; null is no limit."""
+
+    __tablename__ = "owner_quotas"
+
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    queued: Mapped[int | None]
+    running: Mapped[int | None]
+    gpu_hours: Mapped[float | None]
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class UsageDay(Base):
+    """What an owner's attempts used, counted on the day of their end. Outlives the jobs."""
+
+    __tablename__ = "usage_days"
+
+    owner: Mapped[str] = mapped_column(primary_key=True)
+    day: Mapped[date] = mapped_column(primary_key=True)
+    gpu_seconds: Mapped[float]
+    cpu_seconds: Mapped[float]
+    attempts: Mapped[int]
+
+
+class ServiceCounter(Base):
+    """Counters of the controller, which serves no HTTP: the API shows them to Prometheus."""
+
+    __tablename__ = "service_counters"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    label: Mapped[str] = mapped_column(primary_key=True)
+    value: Mapped[float]
 
 
 class Node(Base):
@@ -137,8 +240,16 @@ class Job(Base):
     ended_at: Mapped[datetime | None]
     idempotency_key: Mapped[str | None]
     idempotency_hash: Mapped[str | None]
+    # The W3C trace context of the request that made it, where tracing is on.
+    traceparent: Mapped[str | None]
 
     __table_args__ = (
+        Index(
+            "ix_jobs_owner_live",
+            "owner",
+            "status",
+            postgresql_where=text("status NOT IN ('succeeded', 'failed', 'cancelled')"),
+        ),
         UniqueConstraint("owner", "idempotency_key"),
         Index("ix_jobs_created", "created_at", "id"),
         Index("ix_jobs_owner_created", "owner", "created_at", "id"),
