@@ -548,6 +548,8 @@ class Artifact(Base):
     name: Mapped[str]
     step: Mapped[int | None] = mapped_column(BigInteger)
     best: Mapped[bool] = mapped_column(Boolean)
+    # The evaluation loss at the step of a checkpoint, where it was evaluated.
+    metric: Mapped[float | None] = mapped_column(Double)
     url: Mapped[str]
     size: Mapped[int] = mapped_column(BigInteger)
     # A node found that the stored files are not these: nothing is resumed from it.
@@ -558,6 +560,27 @@ class Artifact(Base):
     __table_args__ = (
         UniqueConstraint("attempt_id", "kind", "name"),
         Index("ix_artifacts_job", "job_id", "kind"),
+    )
+
+
+class Leftover(Base):
+    """Files in an artifact store that a node is to remove: all below `url` that no artifact names.
+
+    No foreign keys: what is left over outlives its job. `node_id` is set where only that node
+    reaches the store.
+    """
+
+    __tablename__ = "leftovers"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    store: Mapped[str]
+    url: Mapped[str]
+    node_id: Mapped[str | None]
+    not_before: Mapped[datetime]
+
+    __table_args__ = (
+        UniqueConstraint("url"),
+        Index("ix_leftovers_due", "store", "not_before"),
     )
 
 

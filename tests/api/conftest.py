@@ -58,6 +58,7 @@ _TIMES = {
         "progress_at lease_expires_at stalled_since run_deadline_at outage_at",
         "nodes": "last_heartbeat_at unreachable_since quarantined_since faults_from",
         "outbox": "created_at sent_at",
+        "leftovers": "not_before",
     }.items()
 }
 

@@ -25,7 +25,7 @@ async def test_a_drained_node_gets_nothing_and_finishes_what_it_has(
     answer = await admin.post(f"/nodes/{worker.node_id}/drain")
     assert (answer.status_code, answer.json()["wanted"]) == (200, "drain")
     beat = await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json={})
-    assert beat.json() == {"wanted": "drain"}
+    assert beat.json()["wanted"] == "drain"
     assert (await worker.post("heartbeat")).json()["wanted"] == "run"
     waiting = await submit(user)
     await worker.finish("succeeded", "completed")
@@ -225,3 +225,24 @@ async def test_without_leave_nobody_is_paused(
     await submit(user, priority=9)
     await worker.schedule()
     assert (await _job(user, running_job))["status"] == "running"
+
+
+async def test_a_heartbeat_tells_of_attempts_whose_message_never_came(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """Not of those just placed, whose message is on its way, nor of claimed ones."""
+    job_id = await submit(user)
+    await worker.schedule()
+    attempt_id = await worker.placed(job_id)
+    assert (await _beat(worker))["placed"] == []
+    await lone_service.advance(6)
+    told = [{"attempt_id": attempt_id, "job_id": job_id, "attempt": 1}]
+    assert (await _beat(worker))["placed"] == told
+    await worker.claim(attempt_id)
+    assert (await _beat(worker))["placed"] == []
+
+
+async def _beat(worker: Any, **body: Any) -> dict[str, Any]:
+    answer = await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json=body)
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())

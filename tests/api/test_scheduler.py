@@ -63,7 +63,7 @@ async def test_silent_and_draining_nodes_get_nothing(
     await lone_service.sql("UPDATE nodes SET wanted = 'drain'")
     assert await worker.schedule() == 0
     heartbeat = await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json={})
-    assert heartbeat.json() == {"wanted": "drain"}
+    assert heartbeat.json()["wanted"] == "drain"
     await lone_service.sql(
         "UPDATE nodes SET wanted = 'run', last_heartbeat_at = now() - interval '31 seconds'"
     )

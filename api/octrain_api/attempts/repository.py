@@ -6,9 +6,15 @@ from datetime import timedelta
 from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.artifacts.leftovers import ENDED_AFTER, LeftoverRepository
 from octrain_api.clocks import api_up_since
-from octrain_api.database import database_now
+from octrain_api.database import database_now, seconds
 from octrain_api.models import Artifact, Attempt, Job, Node, Outbox, fencing_tokens
+
+
+def artifact_prefix(attempt: Attempt) -> str:
+    """The folder of the store that belongs to this attempt alone."""
+    return f"jobs/{attempt.job_id}/attempts/{attempt.number}"
 
 
 class AttemptRepository:
@@ -132,6 +138,11 @@ class AttemptRepository:
         attempt.unreachable_since = None
         await self._session.flush()
         await self.forget_message(attempt.id)
+        node = await self._session.get(Node, attempt.node_id)
+        if attempt.claimed_at is not None and node is not None and node.artifact_url:
+            # What it wrote and did not register, or was cut off from registering.
+            url = f"{node.artifact_url.rstrip('/')}/{artifact_prefix(attempt)}"
+            await LeftoverRepository(self._session).add(node, url, ENDED_AFTER)
 
     async def newest_checkpoints(self, job_id: str, limit: int) -> Sequence[Artifact]:
         """Registered checkpoints not known to be damaged: by step, then age, newest first."""
@@ -178,6 +189,16 @@ class AttemptRepository:
         """Register an artifact."""
         self._session.add(artifact)
         await self._session.flush()
+
+    async def unclaimed_on(self, node_id: str, older_than: float) -> Sequence[Attempt]:
+        """Attempts that were placed on a node so many seconds ago, and are not claimed."""
+        statement = (
+            select(Attempt)
+            .where(Attempt.node_id == node_id, Attempt.status == "placed")
+            .where(Attempt.created_at <= func.now() - seconds(older_than))
+            .order_by(Attempt.created_at, Attempt.id)
+        )
+        return (await self._session.scalars(statement)).all()
 
     async def live_of_node(self, node_id: str) -> Sequence[Attempt]:
         """The attempts that are placed or running on a node."""

@@ -119,6 +119,9 @@ class ArtifactRequest(Fenced):
     step: int | None = Field(default=None, ge=0)
     url: str = Field(min_length=1, max_length=4096)
     best: bool = False
+    metric: Number | None = Field(
+        default=None, description="of a checkpoint: the evaluation loss at its step"
+    )
     files: list[ArtifactFile] = Field(min_length=1, max_length=100_000)
 
 

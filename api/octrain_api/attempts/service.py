@@ -5,9 +5,10 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.artifacts.repository import ArtifactRepository
+from octrain_api.artifacts.retention import prune_checkpoints
 from octrain_api.artifacts.store import check_registration
 from octrain_api.attempts.progress import follow_checkpoint, note_progress
-from octrain_api.attempts.repository import AttemptRepository
+from octrain_api.attempts.repository import AttemptRepository, artifact_prefix
 from octrain_api.attempts.schemas import (
     ArtifactRequest,
     Claim,
@@ -204,6 +205,7 @@ class AttemptService:
             name=clean_text(request.name),
             step=request.step,
             best=request.best,
+            metric=request.metric,
             url=request.url,
             size=sum(file.size for file in request.files),
             files=[file.model_dump() for file in request.files],
@@ -226,6 +228,8 @@ class AttemptService:
                 "best": artifact.best,
             },
         )
+        if artifact.kind == "checkpoint":
+            await prune_checkpoints(self._session, job)
         return artifact.id
 
     async def finish(self, attempt_id: str, request: FinishRequest) -> str:
@@ -257,11 +261,6 @@ class AttemptService:
             request.resumable,
         )
         return job.status
-
-
-def artifact_prefix(attempt: Attempt) -> str:
-    """The folder of the store that belongs to this attempt alone."""
-    return f"jobs/{attempt.job_id}/attempts/{attempt.number}"
 
 
 def _resume_from(checkpoint: Artifact) -> ResumeFrom:

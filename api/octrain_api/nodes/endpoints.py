@@ -41,8 +41,9 @@ async def heartbeat_node(
     context: ContextDep,
     principal: NodeWorker,
 ) -> NodeHeartbeatAnswer:
-    """The node's worker lives."""
-    return await NodeService(session, context.settings).heartbeat(node_id, principal.owner)
+    """The node's worker lives. The answer names attempts it should have begun, and leftovers."""
+    service = NodeService(session, context.settings)
+    return await service.heartbeat(node_id, principal.owner, body)
 
 
 @router.post("/{node_id}/drain", tags=["nodes"])

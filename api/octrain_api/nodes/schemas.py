@@ -53,12 +53,38 @@ class NodeHeartbeatRequest(BaseModel):
     """The node's worker lives; the attempts whose supervisors it sees alive."""
 
     active_attempts: list[str] = Field(default=[], max_length=10_000)
+    removed: list[Text] = Field(
+        default=[],
+        max_length=10_000,
+        description="leftovers of earlier answers that are gone from its store",
+    )
+
+
+class PlacedAttempt(BaseModel):
+    """An attempt that was placed on the node and is not claimed."""
+
+    attempt_id: str
+    job_id: str
+    attempt: int
+
+
+class LeftoverOrder(BaseModel):
+    """A folder in the node's artifact store that is to go, but for the files in `keep`."""
+
+    id: str
+    url: str
+    keep: list[str] = Field(description="paths below the folder")
 
 
 class NodeHeartbeatAnswer(BaseModel):
     """Whether the node should go on taking attempts."""
 
     wanted: Literal["run", "drain"]
+    placed: list[PlacedAttempt] = Field(
+        default=[],
+        description="attempts whose message the node should have had by now: it starts them itself",
+    )
+    leftovers: list[LeftoverOrder] = []
 
 
 class NodeObject(BaseModel):

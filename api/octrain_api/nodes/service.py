@@ -5,6 +5,7 @@ from collections import defaultdict
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec.outcomes import Reason
+from octrain_api.artifacts.leftovers import LeftoverRepository
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.ids import new_id
 from octrain_api.jobs import transitions
@@ -15,8 +16,11 @@ from octrain_api.models import Attempt, Job, Node
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.nodes.schemas import (
     EngineState,
+    LeftoverOrder,
     NodeHeartbeatAnswer,
+    NodeHeartbeatRequest,
     NodeObject,
+    PlacedAttempt,
     RegisterAnswer,
     RegisterRequest,
 )
@@ -71,15 +75,32 @@ class NodeService:
             heartbeat_interval_seconds=self._settings.heartbeat_interval,
         )
 
-    async def heartbeat(self, node_id: str, owner: str) -> NodeHeartbeatAnswer:
-        """The node's worker is heard."""
+    async def heartbeat(
+        self, node_id: str, owner: str, request: NodeHeartbeatRequest
+    ) -> NodeHeartbeatAnswer:
+        """The node's worker is heard, and told what it may have missed and what it can remove."""
         node = await self._nodes.lock(node_id)
         if node is None or node.owner != owner:
             raise not_found("node", node_id)
         if node.unreachable_since is not None:
             await notify_queue(self._session)
         await self._nodes.heard(node)
-        return NodeHeartbeatAnswer(wanted="drain" if node.wanted == "drain" else "run")
+        leftovers = LeftoverRepository(self._session)
+        await leftovers.removed(node, request.removed)
+        missed = await AttemptRepository(self._session).unclaimed_on(
+            node.id, self._settings.heartbeat_interval
+        )
+        return NodeHeartbeatAnswer(
+            wanted="drain" if node.wanted == "drain" else "run",
+            placed=[
+                PlacedAttempt(attempt_id=one.id, job_id=one.job_id, attempt=one.number)
+                for one in missed
+            ],
+            leftovers=[
+                LeftoverOrder(id=one.id, url=one.url, keep=await leftovers.kept_below(one.url))
+                for one in await leftovers.due(node)
+            ],
+        )
 
     async def drain(self, node_id: str, release: bool, who: str) -> NodeObject:
         """Place nothing more on the node; with `release`, also send its jobs back to the queue.
