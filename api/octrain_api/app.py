@@ -23,6 +23,7 @@ from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
+from octrain_api.webhooks.endpoints import router as webhooks
 
 VERSION = "0.1.0"
 
@@ -73,6 +74,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     api = APIRouter()
     for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys, recipes):
         api.include_router(router)
+    api.include_router(webhooks)
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)

@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octrain_api.webhooks.addresses import Network, parse_networks
@@ -148,7 +148,7 @@ class WebhookSettings(BaseSettings):
     )
     allow_http: bool = False
     # PEM file of certificate authorities to trust in place of the system's.
-    ca_file: str | None = None
+    ca_file: FilePath | None = None
     most_per_owner: int = Field(default=50, ge=1)
     # From the first look at DNS to the status line of the answer.
     timeout: float = Field(default=15.0, gt=0, le=120)

@@ -30,6 +30,17 @@ SCOPES = {
     ("GET", "/v1/recipes/{name}"): "jobs:read",
     ("GET", "/v1/recipes/{name}/versions"): "jobs:read",
     ("DELETE", "/v1/recipes/{name}"): "jobs:write",
+    ("POST", "/v1/webhooks"): "jobs:write",
+    ("GET", "/v1/webhooks"): "jobs:write",
+    ("GET", "/v1/webhooks/{webhook_id}"): "jobs:write",
+    ("PATCH", "/v1/webhooks/{webhook_id}"): "jobs:write",
+    ("DELETE", "/v1/webhooks/{webhook_id}"): "jobs:write",
+    ("POST", "/v1/webhooks/{webhook_id}/rotate"): "jobs:write",
+    ("POST", "/v1/webhooks/{webhook_id}/test"): "jobs:write",
+    ("POST", "/v1/webhooks/{webhook_id}/redeliver"): "jobs:write",
+    ("GET", "/v1/webhooks/{webhook_id}/deliveries"): "jobs:write",
+    ("GET", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}"): "jobs:write",
+    ("POST", "/v1/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver"): "jobs:write",
     ("POST", "/v1/nodes/register"): "node",
     ("POST", "/v1/nodes/{node_id}/heartbeat"): "node",
     ("POST", "/v1/nodes/{node_id}/drain"): "admin",
@@ -45,6 +56,8 @@ SCOPES = {
     ("DELETE", "/v1/keys/{key_id}"): "admin",
 }
 BODIES = {
+    "/v1/webhooks": {"url": "https://hooks.example.com/"},
+    "/v1/webhooks/{webhook_id}/redeliver": {"since": "2026-01-01T00:00:00Z"},
     "/v1/recipes": {"name": "r", "fragment": {"recipe": {"engine": "amp"}}},
     "/v1/nodes/register": {
         "name": "n",

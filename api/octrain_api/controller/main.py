@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from octrain_api.controller.reconciler import Reconciler
 from octrain_api.controller.relay import BrokerUnavailable, CelerySender, place_elsewhere, relay
 from octrain_api.controller.scheduler import Scheduler
+from octrain_api.controller.webhooks import deliver_for_ever
 from octrain_api.database import Database
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
 from octrain_api.migrate import check_schema
@@ -123,6 +124,7 @@ class _Loops:
 
     def __init__(self, database: Database, settings: Settings, sender: CelerySender) -> None:
         self._database = database
+        self._all_settings = settings
         self._settings = settings.controller
         self._reconciler = Reconciler(database, settings)
         self._scheduler = Scheduler(database, settings.controller, settings.scheduler)
@@ -137,6 +139,7 @@ class _Loops:
             asyncio.create_task(self._every("scheduler", self._schedule, self.wake_scheduler)),
             asyncio.create_task(self._every("relay", self._relay, self._wake_relay)),
             asyncio.create_task(self._every("reconciler", self._reconcile, asyncio.Event())),
+            asyncio.create_task(deliver_for_ever(self._all_settings)),
         ]
 
     async def _every(

@@ -36,8 +36,17 @@ _AGENT = "Octrain-Webhooks/1"
 
 async def deliver_for_ever(settings: Settings) -> None:
     """Deliver in a thread of its own until cancelled."""
+    while True:
+        try:
+            await _in_own_thread(Deliveries(settings))
+        except Exception:
+            # Whatever it is, the other loops go on.
+            log.exception("the delivery of webhooks ended, beginning anew")
+        await asyncio.sleep(settings.controller.tick)
+
+
+async def _in_own_thread(deliveries: "Deliveries") -> None:
     thread = ThreadPoolExecutor(1, "webhooks")
-    deliveries = Deliveries(settings)
     running = asyncio.get_running_loop().run_in_executor(
         thread, lambda: asyncio.run(deliveries.run())
     )

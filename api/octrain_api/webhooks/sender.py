@@ -156,7 +156,7 @@ async def _excerpt(answer: httpx.Response) -> str:
     taken = b""
     with contextlib.suppress(TimeoutError, httpx.HTTPError):
         async with asyncio.timeout(_EXCERPT_SECONDS):
-            async for chunk in answer.aiter_raw(_EXCERPT_BYTES):
+            async for chunk in answer.aiter_raw():
                 taken += chunk
                 if len(taken) >= _EXCERPT_BYTES:
                     break

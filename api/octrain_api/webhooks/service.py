@@ -223,7 +223,7 @@ def _url_problem(text: str, settings: WebhookSettings) -> str | None:
         return "the URL must hold no user name or password: verify the signature instead"
     if url.fragment:
         return "the URL must have no #fragment: it would not be sent"
-    if port == 0:
+    if port is not None and not 0 < port < 65536:
         return "the URL's port must be 1 to 65535"
     try:
         ip_address(url.host)
