@@ -12,10 +12,14 @@ from octrain_api.attempts.endpoints import router as attempts
 from octrain_api.database import Database
 from octrain_api.dependencies import Context
 from octrain_api.events.endpoints import router as events
+from octrain_api.events.stream_endpoints import router as event_streams
 from octrain_api.guard import RequestGuard
 from octrain_api.jobs.endpoints import router as jobs
+from octrain_api.jobs.reading import JobReader
 from octrain_api.jobs.stream_endpoints import router as streams
+from octrain_api.jobs.tags import ConditionalReads, JobTags
 from octrain_api.keys.endpoints import router as keys
+from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.logs.endpoints import router as logs
 from octrain_api.metrics.endpoints import router as metrics
@@ -23,6 +27,7 @@ from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
+from octrain_api.streaming.hub import Streams
 from octrain_api.webhooks.endpoints import router as webhooks
 
 VERSION = "0.1.0"
@@ -32,8 +37,16 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Make the application. Its lifespan refuses to start on a wrong schema."""
     settings = settings or Settings()
     database = Database(settings.database, "octrain-api")
-    listener = JobListener(database)
-    context = Context(settings=settings, database=database, listener=listener)
+    listener = JobListener(database, settings.http.stream_poll)
+    principals, tags = Principals(database, listener), JobTags(listener)
+    context = Context(
+        settings=settings,
+        database=database,
+        listener=listener,
+        principals=principals,
+        jobs=JobReader(database, listener, tags),
+        streams=Streams(database, listener, settings.http),
+    )
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -74,12 +87,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     api = APIRouter()
     for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys, recipes):
         api.include_router(router)
+    api.include_router(event_streams)
     api.include_router(webhooks)
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)
     app.include_router(problem_pages.router)
     app.add_middleware(RequestGuard, settings=settings.http)
+    app.add_middleware(ConditionalReads, holder=principals.known, tags=tags)
     problems.install(app)
     docs.install(app)
     return app

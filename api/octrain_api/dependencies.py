@@ -8,8 +8,11 @@ from fastapi import Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import Database
+from octrain_api.jobs.reading import JobReader
+from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.settings import Settings
+from octrain_api.streaming.hub import Streams
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,9 @@ class Context:
     settings: Settings
     database: Database
     listener: JobListener
+    principals: Principals
+    jobs: JobReader
+    streams: Streams
 
 
 def get_context(request: Request) -> Context:
@@ -42,6 +48,7 @@ async def get_session(context: ContextDep, request: Request) -> AsyncIterator[As
     async with database.snapshot() if reads else database.session() as session:
         yield session
         await session.commit()
+        context.listener.forget_changes_of(session)
 
 
 # scope="function": the commit comes before the answer is sent, so that an answer is never a lie.

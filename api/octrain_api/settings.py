@@ -90,6 +90,9 @@ class HttpSettings(BaseSettings):
     stream_keep_alive: float = Field(default=15.0, gt=0)
     # Streams and long polls are woken by the database; this is how long a lost wake-up may cost.
     stream_poll: float = Field(default=2.0, gt=0)
+    # After so long a stream is ended with `reconnect`; and so many are served by one process.
+    stream_lifetime: float = Field(default=900.0, gt=0)
+    stream_most: int = Field(default=4000, ge=1)
     alive_interval: float = Field(default=2.0, gt=0)
 
     @model_validator(mode="after")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import math
@@ -16,10 +15,6 @@ from octrain_api.metrics.service import thin
 
 def _metrics(step: int, **values: Any) -> dict[str, Any]:
     return {"type": "metrics", "step": step, "values": values}
-
-
-def _log(text: str, stream: str = "stdout") -> dict[str, Any]:
-    return {"type": "log", "stream": stream, "time": 1.5, "text": text}
 
 
 async def _points(user: Any, job_id: str, query: str = "") -> dict[tuple[str, int], Any]:
@@ -79,72 +74,6 @@ def test_thinning_is_bounded_and_exact() -> None:
             finite = [value for _, value in points if math.isfinite(value)]
             if finite:
                 assert min(finite) in [value for _, value in kept]
-
-
-async def test_logs_are_paged_by_line(worker: Any, user: Any, running_job: str) -> None:
-    await worker.telemetry(3, *(_log(f"line {n}") for n in range(1, 6)))
-    await worker.telemetry(8, _log("warning", "stderr"), _metrics(9, a=1.0), _log("last"))
-    seen: list[dict[str, Any]] = []
-    after = 0
-    while True:
-        page = (await user.get(f"/jobs/{running_job}/logs?after={after}&limit=2")).json()
-        if not page["lines"]:
-            assert page["next_after"] == after
-            break
-        seen += page["lines"]
-        after = page["next_after"]
-    assert [line["seq"] for line in seen] == list(range(1, 8))
-    assert [line["text"] for line in seen][-2:] == ["warning", "last"]
-    assert seen[5] == {
-        "seq": 6,
-        "time": 1.5,
-        "stream": "stderr",
-        "attempt": 1,
-        "text": "warning",
-    }
-
-
-def _messages(text: str) -> list[tuple[int | None, str, Any]]:
-    """(id, event, data) of each message of a whole stream."""
-    found = []
-    for block in text.split("\n\n"):
-        fields = dict(line.split(": ", 1) for line in block.splitlines() if ": " in line)
-        if "event" in fields:
-            identifier = int(fields["id"]) if "id" in fields else None
-            found.append((identifier, fields["event"], json.loads(fields["data"])))
-    return found
-
-
-async def test_a_stream_resumes_anywhere_and_repeats_nothing(
-    worker: Any, user: Any, running_job: str
-) -> None:
-    await worker.telemetry(3, *(_metrics(s, x=float(s)) for s in (2, 3)), _log("a"), _log("b"))
-    await worker.telemetry(7, _metrics(4, x="NaN"), {"type": "progress", "step": 4})
-    await worker.finish("succeeded", "completed", step=4)
-    whole = _messages((await user.get(f"/jobs/{running_job}/stream")).text)
-    ids = [identifier for identifier, _, _ in whole if identifier is not None]
-    assert ids == sorted(set(ids))
-    assert ids == list(range(1, ids[-1] + 1)), "every number of the job's line is told"
-    assert whole[-1][1] == "end"
-    assert whole[-1][2]["status"] == "succeeded"
-    statuses = [data["status"] for _, event, data in whole if event == "status"]
-    assert statuses == ["queued", "starting", "running", "succeeded"]
-    points = [data["points"] for _, event, data in whole if event == "metrics"]
-    assert points == [
-        {"train/loss": [[1, 5.5]]},
-        {"x": [[2, 2.0], [3, 3.0]]},
-        {"x": [[4, "NaN"]]},
-    ]
-    assert [data["text"] for _, event, data in whole if event == "log"] == ["a", "b"]
-    numbered = [m for m in whole if m[1] not in ("progress", "end")]
-    for last in ids:
-        header = {"Last-Event-ID": str(last)}
-        rest = _messages((await user.get(f"/jobs/{running_job}/stream", headers=header)).text)
-        position = next(i for i, m in enumerate(numbered) if m[0] == last)
-        expected = numbered[position + 1 :]
-        assert [m for m in rest if m[1] not in ("progress", "end")] == expected
-    bad = await user.get(f"/jobs/{running_job}/stream", headers={"Last-Event-ID": "x"})
-    assert bad.status_code == 422
 
 
 @pytest.fixture
@@ -284,27 +213,3 @@ async def test_the_precision_table(
     assert job["links"]["precision"] == f"/v1/jobs/{running_job}/precision"
 
 
-async def test_a_live_stream_follows_and_keeps_alive(
-    worker: Any, user: Any, running_job: str, lone_service: Any
-) -> None:
-    """The generator behind the endpoint: messages as they come, comments while nothing does."""
-    from octrain_api.jobs.stream import JobStream
-
-    context = lone_service.app.state.context
-    stream = JobStream(context.database, context.listener, running_job, 0, 0.3, 0.1)
-    seen: list[str] = []
-
-    async def read() -> None:
-        async for text in stream.messages():
-            seen.append(text)
-
-    reader = asyncio.create_task(read())
-    async with asyncio.timeout(20):
-        while not any("keep-alive" in text for text in seen):
-            await asyncio.sleep(0.02)
-        await worker.telemetry(3, _metrics(2, z=1.0))
-        while not any('"z":1.0' in text for text in seen):
-            await asyncio.sleep(0.02)
-        await worker.finish("succeeded", "completed")
-        await reader
-    assert seen[-1].startswith("event: end")

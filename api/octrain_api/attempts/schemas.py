@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from fp8core.spec.outcomes import Outcome, Reason
+from octrain_api.logs.schemas import Level
 from octrain_api.numbers import Number
 
 Wanted = Literal["run", "pause", "cancel"]
@@ -213,6 +214,8 @@ class LogRecord(_Record):
     stream: str = Field(default="stdout", max_length=32)
     time: float = Field(default=0.0, allow_inf_nan=False)
     text: str = ""
+    level: Level | None = None
+    rank: int | None = Field(default=None, ge=0, le=2**31 - 1)
 
 
 Record = Annotated[

@@ -29,6 +29,7 @@ from octrain_api.ids import new_id
 from octrain_api.jobs import endings, limits
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import Actor, Status
+from octrain_api.listener import notify_job
 from octrain_api.models import Artifact, Attempt, Job
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.numbers import clean_text
@@ -149,6 +150,7 @@ class AttemptService:
         if (phase, step) != (attempt.phase, attempt.step):
             attempt.phase, attempt.step = phase, step
             job.version += 1
+            await notify_job(self._session, job.id)
             await note_progress(self._session, job, attempt)
         return HeartbeatAnswer(
             **await self._wish(job),

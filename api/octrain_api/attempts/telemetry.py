@@ -24,6 +24,7 @@ from octrain_api.jobs import transitions
 from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.listener import notify_job
 from octrain_api.logs.repository import LogRepository
+from octrain_api.logs.schemas import NewLine
 from octrain_api.metrics.repository import MetricRepository, Points
 from octrain_api.models import Attempt, Job
 from octrain_api.numbers import clean, clean_text, encode
@@ -52,7 +53,7 @@ class TelemetryWriter:
         self._job = job
         self._attempt = attempt
         self._points: dict[str, Points] = {}
-        self._lines: list[tuple[float, str, str]] = []
+        self._lines: list[NewLine] = []
         self._moved = False
 
     async def write(self, first_seq: int, records: Sequence[dict[str, Any]]) -> None:
@@ -113,7 +114,8 @@ class TelemetryWriter:
                     record.model_dump(exclude={"type"}),
                 )
             case LogRecord():
-                line = (record.time, clean_text(record.stream), clean_text(record.text))
+                stream, text = clean_text(record.stream), clean_text(record.text)
+                line = NewLine(record.time, stream, text, record.level, record.rank)
                 self._lines.append(line)
         return False
 

@@ -1,61 +1,42 @@
 """Events over HTTP."""
 
-from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel, Field
 
 from octrain_api.dependencies import SessionDep
 from octrain_api.events.repository import EventRepository
+from octrain_api.events.schemas import EventList, event_object
 from octrain_api.jobs.access import VisibleJob
-from octrain_api.models import Event
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
-
-
-class EventObject(BaseModel):
-    """Something that happened to a job."""
-
-    seq: int = Field(description="rises within the job; metric and log batches take numbers too")
-    time: datetime
-    kind: str
-    actor: str
-    message: str
-    attempt: int | None
-    data: dict[str, Any]
-
-
-class EventList(BaseModel):
-    """Events in order."""
-
-    items: list[EventObject]
-    next_after: int = Field(description="pass it as `after` for what comes next")
-
-
-def event_object(event: Event) -> EventObject:
-    """An event as readers see it."""
-    return EventObject(
-        seq=event.seq,
-        time=event.time,
-        kind=event.kind,
-        actor=event.actor,
-        message=event.message,
-        attempt=event.attempt,
-        data=event.data,
-    )
 
 
 @router.get("/{job_id}/events")
 async def list_events(
     job: VisibleJob,
     session: SessionDep,
-    after: Annotated[int, Query(ge=0, le=2**62)] = 0,
+    kind: Annotated[
+        list[str] | None,
+        Query(description="only these kinds: repeat it, or separate by commas", max_length=100),
+    ] = None,
+    after: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    before: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    order: Annotated[
+        Literal["asc", "desc"], Query(description="oldest first, or newest first")
+    ] = "asc",
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventList:
-    """What happened to the job, oldest first: also its audit trail."""
-    events = await EventRepository(session).list_after(job.id, after, limit)
+    """What happened to the job, numbered in (after, before): also its audit trail."""
+    kinds = [name for value in kind or () for name in value.split(",") if name]
+    newest_first = order == "desc"
+    events = await EventRepository(session).page(
+        job.id, limit, kinds=kinds, after=after, before=before, newest_first=newest_first
+    )
+    numbers = [event.seq for event in events]
+    more = len(events) == limit or not newest_first
     return EventList(
         items=[event_object(event) for event in events],
-        next_after=events[-1].seq if events else after,
+        next_after=max(numbers) if numbers else after or 0,
+        next_before=min(numbers) if numbers and more and min(numbers) > 1 else None,
     )

@@ -1,19 +1,18 @@
 """Jobs over HTTP."""
 
-import time
+from hashlib import blake2b
 from typing import Annotated, Any
-from zlib import crc32
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from octrain_api.auth import Reader, Writer
 from octrain_api.dependencies import ContextDep, SessionDep
+from octrain_api.jobs.reading import Known, conditional
 from octrain_api.jobs.repository import JobFilter, JobRepository
 from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobList, JobObject
 from octrain_api.jobs.service import JobService, parse_body
 from octrain_api.jobs.transitions import Status
 from octrain_api.jobs.views import job_objects
-from octrain_api.listener import wait_for
 from octrain_api.models import Job
 from octrain_api.pagination import cut, decode_cursor, encode_cursor
 from octrain_api.problems import Problem, ProblemError, not_found
@@ -97,7 +96,7 @@ def _statuses(
     return wanted
 
 
-@router.get("")
+@router.get("", response_model=JobList, responses={304: {"description": "Unchanged"}})
 async def list_jobs(
     session: SessionDep,
     principal: Reader,
@@ -106,7 +105,8 @@ async def list_jobs(
     name: Annotated[str | None, Query(max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
-) -> JobList:
+    if_none_match: Annotated[str | None, Header(max_length=4096)] = None,
+) -> Any:
     """Jobs, newest first. `label.KEY=VALUE` narrows to jobs with that label."""
     repository = JobRepository(session)
     job_filter = JobFilter(statuses, labels, name)
@@ -115,46 +115,39 @@ async def list_jobs(
     more = cut(jobs, limit)
     page = jobs[:limit]
     next_cursor = encode_cursor(page[-1].created_at, page[-1].id) if more else None
-    return JobList(items=await job_objects(repository, page), next_cursor=next_cursor)
+    found = JobList(items=await job_objects(repository, page), next_cursor=next_cursor)
+    body = found.model_dump_json().encode()
+    return conditional(body, f'"{blake2b(body, digest_size=12).hexdigest()}"', if_none_match)
 
 
 @router.get("/{job_id}", response_model=JobObject, responses={304: {"description": "Unchanged"}})
 async def get_job(
     job_id: str,
-    request: Request,
-    response: Response,
-    session: SessionDep,
     context: ContextDep,
     principal: Reader,
     wait: Annotated[
-        float, Query(ge=0, le=_MAX_WAIT, description="seconds to wait for a newer version")
+        float, Query(ge=0, le=_MAX_WAIT, description="seconds to wait for what is not known yet")
     ] = 0,
-    since_version: Annotated[int | None, Query(ge=0)] = None,
+    since_version: Annotated[int | None, Query(ge=0, description="with `wait`")] = None,
+    if_none_match: Annotated[str | None, Header(max_length=4096)] = None,
 ) -> Any:
-    """One job. `If-None-Match` can give 304; `wait` and `since_version` await the next change."""
-    repository = JobRepository(session)
-    listener = context.listener
-    deadline = time.monotonic() + wait
-    with listener.subscribe(job_id) as changed:
-        while True:
-            job = await repository.get(job_id, principal.visible_owner)
-            if job is None:
-                raise not_found("job", job_id)
-            left = deadline - time.monotonic()
-            newer = since_version is None or job.version > since_version
-            if newer or left <= 0 or listener.closing.is_set():
-                break
-            # No connection is held while waiting.
-            await session.commit()
-            await wait_for(changed, min(left, context.settings.http.stream_poll))
-    found = await _one(repository, job)
-    waits = crc32(f"{found.queue_position} {found.queue_as_of} {found.waiting_for}".encode())
-    etag = f'"{found.version}-{waits:08x}"'
-    headers = {"ETag": etag, "Cache-Control": "private, no-cache"}
-    if etag in [tag.strip() for tag in request.headers.get("if-none-match", "").split(",")]:
-        return Response(status_code=304, headers=headers)
-    response.headers.update(headers)
-    return found
+    """One job. `If-None-Match` can give 304; with `wait` the answer comes at the next change.
+
+    What is waited for is a tag other than those in `If-None-Match`, or a `version` above
+    `since_version`, or that `waiting_for` or `queue_*` change meanwhile. Only the tag tells of a
+    change of these between two requests.
+    """
+    known = Known(since_version, if_none_match)
+    if wait > 0:
+        poll = context.settings.http.stream_poll
+        view = await context.jobs.read_after_change(
+            job_id, known, wait, poll, principal.visible_owner
+        )
+    else:
+        view = await context.jobs.read(job_id)
+    if view is None or not principal.sees(view.owner):
+        raise not_found("job", job_id)
+    return conditional(view.body, view.etag, if_none_match)
 
 
 @router.post("/{job_id}/cancel")

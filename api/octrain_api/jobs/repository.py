@@ -3,6 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from sqlalchemy import Row, select, tuple_
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -19,6 +20,22 @@ class JobFilter:
     statuses: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = ()
     name: str | None = None
+
+
+class JobState(NamedTuple):
+    """What a live stream needs to know of a job; no spec, no metrics."""
+
+    owner: str
+    status: str
+    reason: str | None
+    detail: str | None
+    version: int
+    sequence: int
+    stream_floor: int
+    step: int
+    total_steps: int | None
+    tokens: int
+    eta_seconds: float | None
 
 
 class JobRepository:
@@ -40,6 +57,12 @@ class JobRepository:
             statement = statement.where(Job.owner == owner)
         statement = statement.execution_options(populate_existing=True)
         return (await self._session.scalars(statement)).one_or_none()
+
+    async def state(self, job_id: str) -> JobState | None:
+        """The state of the job as it is committed now."""
+        columns = [getattr(Job, name) for name in JobState._fields]
+        row = (await self._session.execute(select(*columns).where(Job.id == job_id))).one_or_none()
+        return JobState(*row) if row is not None else None
 
     async def lock(self, job_id: str, owner: str | None = None) -> Job | None:
         """The job, with its row locked. Lock a job before its attempt, never the other way."""

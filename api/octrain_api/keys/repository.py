@@ -6,6 +6,7 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import database_now
+from octrain_api.listener import notify_key
 from octrain_api.models import ApiKey
 
 
@@ -41,3 +42,4 @@ class KeyRepository:
         if key.revoked_at is None:
             key.revoked_at = await database_now(self._session)
             await self._session.flush()
+            await notify_key(self._session, key.id)

@@ -1,0 +1,113 @@
+"""The feeds of this process: each is there while somebody reads it."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from octrain_api.database import Database
+from octrain_api.listener import JobListener
+from octrain_api.problems import Problem
+from octrain_api.settings import HttpSettings
+from octrain_api.streaming.feed import Feed, Shared
+from octrain_api.streaming.messages import Choice, Position
+from octrain_api.streaming.reader import Pace, StreamReader
+
+log = logging.getLogger("octrain_api.streaming")
+
+Part = TypeVar("Part", bound=Shared)
+
+# Connections of the pool that streams may use at one time: requests need the others.
+_READS = 4
+
+
+@dataclass
+class _Running:
+    part: Shared
+    task: asyncio.Task[None]
+    users: int = 0
+
+
+class Streams:
+    """Feeds by what they tell, and the number of open streams."""
+
+    def __init__(self, database: Database, listener: JobListener, settings: HttpSettings) -> None:
+        self.database = database
+        self.listener = listener
+        self.settings = settings
+        self.reads = asyncio.Semaphore(_READS)
+        self.open_streams = 0
+        self._parts: dict[Hashable, _Running] = {}
+
+    def admit(self) -> None:
+        """Raise a problem when this process serves as many streams as it may."""
+        if self.open_streams >= self.settings.stream_most:
+            raise Problem(
+                503,
+                "too-many-streams",
+                "Too many streams",
+                f"This process serves {self.open_streams} streams and takes no more. Try again, "
+                "or poll with `wait` or If-None-Match.",
+                headers={"Retry-After": "5"},
+            )
+
+    def reader(
+        self,
+        key: Hashable,
+        make: Callable[[], Feed[Position]],
+        after: Position | None,
+        choice: Choice,
+        allowed: Callable[[], Awaitable[bool]],
+        most_seconds: float | None = None,
+    ) -> StreamReader[Position]:
+        """A reader of the feed of this key, for `most_seconds` at most."""
+        lifetime = self.settings.stream_lifetime
+        pace = Pace(
+            keep_alive=self.settings.stream_keep_alive,
+            lifetime=lifetime if most_seconds is None else min(lifetime, most_seconds),
+        )
+        return StreamReader(self._counted(key, make), choice, after, pace, allowed)
+
+    @contextlib.asynccontextmanager
+    async def open(self, key: Hashable, make: Callable[[], Part]) -> AsyncIterator[Part]:
+        """The part of this key, made and run if there is none; it has started."""
+        running = self._parts.get(key)
+        if running is None:
+            part = make()
+            running = self._parts[key] = _Running(part, asyncio.create_task(self._run(key, part)))
+        running.users += 1
+        try:
+            await running.part.started.wait()
+            yield cast(Part, running.part)
+        finally:
+            running.users -= 1
+            if not running.users:
+                running.task.cancel()
+                self._forget(key, running.part)
+
+    @contextlib.asynccontextmanager
+    async def _counted(
+        self, key: Hashable, make: Callable[[], Feed[Position]]
+    ) -> AsyncIterator[Feed[Position]]:
+        self.open_streams += 1
+        try:
+            async with self.open(key, make) as feed:
+                yield feed
+        finally:
+            self.open_streams -= 1
+
+    async def _run(self, key: Hashable, part: Shared) -> None:
+        try:
+            await part.run()
+        except Exception:
+            log.exception("the stream of %s broke off", key)
+        finally:
+            self._forget(key, part)
+            part.close()
+
+    def _forget(self, key: Hashable, part: Shared) -> None:
+        running = self._parts.get(key)
+        if running is not None and running.part is part:
+            del self._parts[key]
