@@ -113,8 +113,9 @@ class ArtifactStore:
                 raise ValueError(f"{key}: sha256 is {digest}, not {sha256}")
         return StoredFile(key, size, digest)
 
-    def list(self, prefix: str = "") -> list[StoredObject]:
-        """Every file below ``prefix``, by key."""
+    def list(self, prefix: str = "", *, unfinished: bool = False) -> list[StoredObject]:
+        """Every file below ``prefix``, by key; with ``unfinished`` also what an interrupted copy
+        left under a partial name."""
         place = self._place(prefix) if prefix else self._root
         try:
             found = self._fs.find(place, detail=True)
@@ -124,7 +125,8 @@ class ArtifactStore:
         objects = [
             StoredObject(key=name[cut:], size=int(info["size"]))
             for name, info in found.items()
-            if info["type"] == "file" and not PurePosixPath(name).name.startswith(PARTIAL_PREFIX)
+            if info["type"] == "file"
+            and (unfinished or not PurePosixPath(name).name.startswith(PARTIAL_PREFIX))
         ]
         return sorted(objects, key=lambda item: item.key)
 

@@ -23,6 +23,9 @@ from typing import Any
 
 import pytest
 
+from octrain_api.attempts.body import CONTENT_TYPE, parse
+from octrain_api.attempts.body import CONTENT_TYPE, parse
+from octrain_api.settings import HttpSettings
 from octrain_worker.attempt_folder import AttemptFolder
 from octrain_worker.supervisor.environment import MARKER
 from octrain_worker.supervisor.process_tree import send_signal, with_environment
@@ -107,6 +110,9 @@ class ApiServer:
         self.attempts: dict[str, Attempt] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.active: list[str] = []
+        # What node heartbeats are answered with: unclaimed attempts, files to remove.
+        self.placed: list[str] = []
+        self.leftovers: dict[str, dict[str, Any]] = {}
         self.away = False
         self.lose_answers = 0
         self.heartbeat_interval = 0.2
@@ -119,7 +125,7 @@ class ApiServer:
             disable_nagle_algorithm = True
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = _read(self.rfile.read(int(self.headers["Content-Length"])), self.headers)
                 with owner.lock:
                     status, answer = owner.handle(self.path, body, self.headers)
                 data = json.dumps(answer).encode()
@@ -169,8 +175,7 @@ class ApiServer:
                 "heartbeat_interval_seconds": interval,
             }
         if parts[0] == "nodes":
-            self.active = body["active_attempts"]
-            return 200, {"wanted": "run"}
+            return 200, self._node_heartbeat(body)
         attempt = self.attempts.get(parts[1])
         if attempt is None:
             return 404, {"detail": f"no attempt {parts[1]}"}
@@ -180,6 +185,17 @@ class ApiServer:
         if body["fencing_token"] != attempt.token or (attempt.finished and not same):
             return 409, {"type": "/problems/stale-attempt", "detail": "stale"}
         return getattr(self, f"_{parts[2]}")(attempt, body)
+
+    def _node_heartbeat(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.active = body["active_attempts"]
+        for gone in body["removed"]:
+            self.leftovers.pop(gone, None)
+        unclaimed = [one for one in self.placed if self.attempts[one].supervisor is None]
+        return {
+            "wanted": "run",
+            "placed": [{"attempt_id": one, "job_id": "job_1", "attempt": 1} for one in unclaimed],
+            "leftovers": list(self.leftovers.values()),
+        }
 
     def _claim(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         if attempt.finished or attempt.supervisor not in (None, body["supervisor"]):
@@ -222,6 +238,54 @@ class ApiServer:
     def _finish(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         attempt.finished = _without_token(body)
         return 200, {"job_status": attempt.finished["outcome"]}
+
+
+def _read(data: bytes, headers: Any) -> dict[str, Any]:
+    """A request's body; packed telemetry as the API understands it, as plain records."""
+    if headers["Content-Type"] != CONTENT_TYPE:
+        return dict(json.loads(data))
+    batch = parse(data, 64 << 20)
+    records = dict(batch.records)
+    for frame in batch.frames:
+        block = frame.block
+        for row, offset in enumerate(frame.offsets):
+            values = {
+                name: float(block.values[column, row])
+                for column, name in enumerate(block.names)
+                if block.present is None or block.present[column, row]
+            }
+            step = int(block.rows.steps[row])
+            records[offset] = {"type": "metrics", "step": step, "values": values}
+    return {
+        "fencing_token": batch.fencing_token,
+        "first_seq": batch.first_seq,
+        "records": [records[offset] for offset in range(batch.count)],
+    }
+
+
+def read_body(data: bytes, content_type: str) -> Any:
+    """The JSON of a body; a packed one is unpacked by the product's own API."""
+    if content_type != CONTENT_TYPE:
+        return json.loads(data)
+    batch = parse(data, HttpSettings())
+    records = dict(batch.records)
+    for frame in batch.frames:
+        block = frame.block
+        for row, offset in enumerate(frame.offsets):
+            records[offset] = {
+                "type": "metrics",
+                "step": int(block.rows.steps[row]),
+                "values": {
+                    name: float(block.values[column, row])
+                    for column, name in enumerate(block.names)
+                    if block.present is None or block.present[column, row]
+                },
+            }
+    return {
+        "fencing_token": batch.fencing_token,
+        "first_seq": batch.first_seq,
+        "records": [records[offset] for offset in range(batch.count)],
+    }
 
 
 def _without_token(body: dict[str, Any]) -> dict[str, Any]:

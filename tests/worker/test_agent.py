@@ -17,6 +17,7 @@ from celery import Celery
 
 from octrain_worker.attempt_folder import AttemptFolder
 from octrain_worker.supervisor.process_tree import descendants, read_process
+from tests.worker.swallowing_proxy import SwallowingProxy
 
 
 def alive(pid: int) -> bool:
@@ -182,6 +183,74 @@ def test_frozen_supervisor_and_shutdown_without_the_api(
     assert job.steps == list(range(1, job.finished["step"] + 1))
     node.terminate()
     assert node.wait(timeout=12) == 0
+
+
+def test_a_consumer_that_hears_nothing_loses_no_job(
+    workplace: Any, broker: str, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    """The connection to the broker is half open: the Celery worker lives and consumes nothing."""
+    with SwallowingProxy(int(broker.split(":")[2].split("/")[0])) as proxy:
+        workplace.environment["REDIS_URL"] = f"redis://127.0.0.1:{proxy.port}/0"
+        node = start_node()
+        before = workplace.api.add("att_before", {"steps": 2})
+        send("att_before")
+        until(lambda: before.finished, "a job while all is well", 30)
+        proxy.swallowing.set()
+        job = workplace.api.add("att_missed", {"steps": 3})
+        send("att_missed")
+        # The API notices that nobody claims it.
+        workplace.api.placed.append("att_missed")
+        until(lambda: job.finished, "the job that nobody was told of", 30)
+        assert job.finished["outcome"] == "succeeded"
+        assert job.claims == 1
+        assert node.poll() is None
+        assert "att_missed is begun without its message" in workplace.log()
+        node.terminate()
+        assert node.wait(timeout=15) == 0
+
+
+def test_leftovers_are_removed_from_the_store(
+    workplace: Any, tmp_path: Path, start_node: Any, send: Sender, until: Callable[..., Any]
+) -> None:
+    attempt = tmp_path / "store/jobs/job_1/attempts/1"
+    names = [
+        "report.json",
+        "model/config.json",
+        "model.manifest.json",
+        "checkpoints/step-1/state.json",
+        "checkpoints/step-2/state.json",
+        "checkpoints/step-3/.partial-0123",
+    ]
+    outside = tmp_path / "store/elsewhere/file"
+    for path in [*(attempt / name for name in names), outside]:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    store = (tmp_path / "store").as_uri()
+    keep = ["report.json", "model/config.json", "model.manifest.json"]
+    orders = [
+        {"id": "l1", "url": f"{store}/jobs/job_1/attempts/1/checkpoints/step-1", "keep": []},
+        {
+            "id": "l2",
+            "url": f"{store}/jobs/job_1/attempts/1",
+            "keep": [*keep, "checkpoints/step-2/state.json"],
+        },
+        {"id": "l3", "url": f"{store}/jobs/job_9/attempts/1", "keep": []},  # nothing is there
+        {"id": "bad1", "url": f"{store}/elsewhere", "keep": []},
+        {"id": "bad2", "url": f"{store}/jobs/../elsewhere", "keep": []},
+        {"id": "bad3", "url": "file:///etc/jobs/x", "keep": []},
+    ]
+    node = start_node()
+    workplace.api.leftovers = {order["id"]: order for order in orders}
+    until(lambda: not {"l1", "l2", "l3"} & set(workplace.api.leftovers), "the report", 20)
+    left = sorted(
+        path.relative_to(attempt).as_posix() for path in attempt.rglob("*") if path.is_file()
+    )
+    assert left == sorted([*keep, "checkpoints/step-2/state.json"])
+    assert not (attempt / "checkpoints/step-3").exists()
+    assert outside.exists()
+    assert set(workplace.api.leftovers) == {"bad1", "bad2", "bad3"}
+    node.terminate()
+    assert node.wait(timeout=15) == 0
 
 
 def test_token_is_private(workplace: Any, until: Callable[..., Any]) -> None:

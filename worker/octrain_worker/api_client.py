@@ -16,14 +16,19 @@ from typing import Any, Literal, TypeVar
 import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from octrain_worker.supervisor.packing import CONTENT_TYPE as TELEMETRY_TYPE
+from octrain_worker.supervisor.packing import pack
+
 __all__ = [
     "ApiClient",
     "ApiRefused",
     "ApiUnavailable",
     "Claim",
     "HeartbeatAnswer",
+    "LeftoverOrder",
     "ModelPoint",
     "NodeAnswer",
+    "PlacedAttempt",
     "Registration",
     "ResumePoint",
     "SequenceGap",
@@ -76,8 +81,27 @@ class Registration(_Answer):
     heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
 
 
+class PlacedAttempt(_Answer):
+    """An attempt that was placed on this node and that nobody has claimed."""
+
+    attempt_id: str
+    job_id: str
+    attempt: int
+
+
+class LeftoverOrder(_Answer):
+    """A folder of the node's artifact store that is to go, but for the files in ``keep``, which
+    are paths below it."""
+
+    id: str
+    url: str
+    keep: list[str] = []
+
+
 class NodeAnswer(_Answer):
     wanted: str = "run"
+    placed: list[PlacedAttempt] = []
+    leftovers: list[LeftoverOrder] = []
 
 
 class Manifest(_Answer):
@@ -174,8 +198,11 @@ class ApiClient:
     def register(self, description: dict[str, Any]) -> Registration:
         return self._post("/nodes/register", description, Registration)
 
-    def node_heartbeat(self, node_id: str, active_attempts: Sequence[str]) -> NodeAnswer:
-        body = {"active_attempts": list(active_attempts)}
+    def node_heartbeat(
+        self, node_id: str, active_attempts: Sequence[str], removed: Sequence[str] = ()
+    ) -> NodeAnswer:
+        """``removed``: ids of leftovers that are gone from the store."""
+        body = {"active_attempts": list(active_attempts), "removed": list(removed)}
         return self._post(f"/nodes/{node_id}/heartbeat", body, NodeAnswer)
 
     def claim(self, attempt_id: str, *, node_id: str, supervisor: str) -> Claim:
@@ -192,8 +219,8 @@ class ApiClient:
         self, attempt_id: str, token: int | str, first_seq: int, records: Sequence[dict[str, Any]]
     ) -> TelemetryAnswer:
         """Sends records numbered from ``first_seq``."""
-        body = {"fencing_token": token, "first_seq": first_seq, "records": list(records)}
-        return self._post(f"/attempts/{attempt_id}/telemetry", body, TelemetryAnswer)
+        path = f"/attempts/{attempt_id}/telemetry"
+        return self._post(path, pack(token, first_seq, records), TelemetryAnswer)
 
     def artifact(self, attempt_id: str, token: int | str, artifact: dict[str, Any]) -> str:
         body = {"fencing_token": token, **artifact}
@@ -204,9 +231,13 @@ class ApiClient:
         body = {"fencing_token": token, **outcome}
         return self._post(f"/attempts/{attempt_id}/finish", body, _Finished).job_status
 
-    def _post(self, path: str, body: dict[str, Any], answer: type[Answer]) -> Answer:
+    def _post(self, path: str, body: dict[str, Any] | bytes, answer: type[Answer]) -> Answer:
         try:
-            response = self._http.post(path, json=body)
+            if isinstance(body, bytes):
+                headers = {"Content-Type": TELEMETRY_TYPE}
+                response = self._http.post(path, content=body, headers=headers)
+            else:
+                response = self._http.post(path, json=body)
         except httpx.HTTPError as error:
             raise ApiUnavailable(f"POST {path}: {error or type(error).__name__}") from error
         if response.is_success:

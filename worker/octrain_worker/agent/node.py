@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import socket
 import threading
@@ -11,8 +12,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from octrain_worker.agent.leftovers import LeftoverRemover
 from octrain_worker.agent.supervisors import Handle, Supervisors
-from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, Registration
+from octrain_worker.api_client import (
+    ApiClient,
+    ApiRefused,
+    ApiUnavailable,
+    PlacedAttempt,
+    Registration,
+)
 from octrain_worker.capabilities import EngineProbe, Gpu, find_gpus
 from octrain_worker.clock import boot_id
 from octrain_worker.settings import WorkerSettings
@@ -26,6 +34,7 @@ logger = logging.getLogger(__name__)
 _VERSION = "0.1.0"
 _TICK_SECONDS = 0.2
 _SHUTDOWN_SECONDS = 8.0
+_SWEEP_SECONDS = 3600.0
 # Ctrl-C reaches a whole terminal session, and its launcher sends SIGTERM as well: one request.
 _SAME_REQUEST_SECONDS = 1.0
 
@@ -166,10 +175,12 @@ class Node:
         assert self._registration is not None
         assert self._supervisors is not None
         draining = False
+        remover = LeftoverRemover(self._settings.artifact_url)
         while not self._stopping.wait(self._registration.heartbeat_interval_seconds):
             try:
+                removed = remover.done()
                 answer = self._client.node_heartbeat(
-                    self._registration.node_id, self._supervisors.active()
+                    self._registration.node_id, self._supervisors.active(), removed
                 )
             except ApiUnavailable as error:
                 logger.warning("node heartbeat: %s", error)
@@ -183,6 +194,22 @@ class Node:
                 logger.info("the node drains: it is given no more jobs")
                 self._supervisors.stop_keeping_spare()
             draining = answer.wanted == "drain"
+            remover.told(removed)
+            remover.take(answer.leftovers)
+            self._start_missed(answer.placed)
+
+    def _start_missed(self, placed: list[PlacedAttempt]) -> None:
+        """Begins attempts whose message did not come: the broker may be away, or the connection to
+        it dead without anybody being told. A message that comes late finds them begun."""
+        assert self._supervisors is not None
+        for one in placed:
+            if self.stopping or one.attempt_id in self._supervisors.active():
+                continue
+            logger.warning("attempt %s is begun without its message", one.attempt_id)
+            try:
+                self._supervisors.start(Assignment(one.attempt_id, one.job_id, one.attempt))
+            except OSError:
+                logger.exception("attempt %s cannot be begun", one.attempt_id)
 
     def _register_again(self) -> None:
         """The API does not know the node any more; under its name it gets the same id back."""
@@ -197,8 +224,12 @@ class Node:
 
     def _watch(self) -> None:
         assert self._supervisors is not None
+        swept_at = -math.inf
         while not self._stopping.wait(_TICK_SECONDS):
             try:
                 self._supervisors.tick()
+                if time.monotonic() - swept_at > _SWEEP_SECONDS:
+                    swept_at = time.monotonic()
+                    self._supervisors.remove_finished()
             except OSError:
                 logger.exception("the supervisors could not be looked after this time")

@@ -7,6 +7,7 @@ attempt is still open. One idle supervisor with a spare trainer is kept ready.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -109,14 +110,21 @@ class Supervisors:
             for path in sorted(self._settings.attempts_folder.iterdir()):
                 folder = AttemptFolder(path)
                 if folder.finished.exists():
-                    if time.time() - folder.finished.stat().st_mtime > _KEEP_FINISHED_SECONDS:
-                        folder.remove()
                     continue
                 record = folder.read_record()
                 if record is None:
                     self._remove_unless_locked(folder)
                 elif self._adopt(folder) is None:
                     self._successors[folder.attempt_id] = (0, 0.0)
+
+    def remove_finished(self) -> None:
+        """Removes the folders of attempts that were closed a week ago: their logs and small files,
+        for what is large goes when they are closed."""
+        for path in self._settings.attempts_folder.iterdir():
+            folder = AttemptFolder(path)
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - folder.finished.stat().st_mtime > _KEEP_FINISHED_SECONDS:
+                    folder.remove()
 
     def tick(self) -> None:
         """One look at everything; to be called a few times a second."""

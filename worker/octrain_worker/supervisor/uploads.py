@@ -39,6 +39,7 @@ class Upload:
     source: Path
     step: int | None = None
     best: bool = False
+    metric: float | str | None = None
 
     @property
     def key(self) -> str:
@@ -132,8 +133,8 @@ class Uploads:
             except (OSError, shutil.Error) as error:
                 logger.warning("checkpoint %s cannot be linked: %s", source.name, error)
                 return
-        best = bool(record.get("best"))
-        self.add(Upload("checkpoint", snapshot.name, snapshot, record.get("step"), best))
+        best, metric = bool(record.get("best")), record.get("metric")
+        self.add(Upload("checkpoint", snapshot.name, snapshot, record.get("step"), best, metric))
         with self._lock:
             plain = [one for one in self._waiting if one.kind == "checkpoint" and not one.best]
             for old in plain[: -self._keep]:
@@ -189,6 +190,7 @@ class Uploads:
             "name": upload.name,
             "step": upload.step,
             "best": upload.best,
+            "metric": upload.metric,
             "url": f"{self._url.rstrip('/')}/{base}",
             "files": [
                 {
