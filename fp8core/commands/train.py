@@ -13,6 +13,7 @@ from fp8core.commands.spec_file import read_spec_file
 from fp8core.errors import TrainingError
 from fp8core.spec import Outcome, Reason
 from fp8core.telemetry import TelemetryWriter
+from fp8core.telemetry.sinks import Sinks
 from fp8core.training.build import Places
 from fp8core.training.outcome import RunResult
 from fp8core.training.run import Run
@@ -42,7 +43,11 @@ def run_train(
             spec_file = read_spec_file(spec_path, roots)
             places = Places(spec_file.roots, spec_file.base, job_folder, upload_folder)
             steps = spec_file.spec.training.steps
-            with TelemetryWriter(workdir.telemetry) as telemetry, RunConsole(steps) as console:
+            with (
+                TelemetryWriter(workdir.telemetry) as telemetry,
+                Sinks(spec_file.spec, workdir.path, telemetry) as sinks,
+                RunConsole(steps) as console,
+            ):
                 run = Run(
                     spec_file.spec,
                     workdir,
@@ -53,6 +58,7 @@ def run_train(
                     on_figures=console.figures,
                 )
                 result = run.execute()
+                sinks.outcome = result.outcome
             say(result.detail)
         except Exception as error:
             result = _failure(error, workdir, 0 if run is None else run.step, debug=debug)

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from fp8core.spec.job import JobSpec as JobSpec
     from fp8core.spec.job import Limits as Limits
     from fp8core.spec.job import LoraAdapter as LoraAdapter
+    from fp8core.spec.job import MlflowSink as MlflowSink
     from fp8core.spec.job import Resources as Resources
     from fp8core.spec.job import Telemetry as Telemetry
+    from fp8core.spec.job import WandbSink as WandbSink
     from fp8core.spec.outcomes import ExitCode as ExitCode
     from fp8core.spec.outcomes import Outcome as Outcome
     from fp8core.spec.outcomes import Reason as Reason
@@ -72,7 +74,10 @@ _NAMES = {
     "problems": "Problem SpecInvalid",
     "parsing": "parse_spec",
     "schema": "json_schema",
-    "job": "Checkpoint Conversion Evaluation JobSpec Limits LoraAdapter Resources Telemetry",
+    "job": (
+        "Checkpoint Conversion Evaluation JobSpec Limits LoraAdapter MlflowSink Resources "
+        "Telemetry WandbSink"
+    ),
     "recipe": (
         "AmpRecipe EmulatedCurrent EmulatedDelayed Recipe TEBlock TECurrent TEDelayed TEMXFP8 "
         "TENVFP4 TorchaoRecipe"

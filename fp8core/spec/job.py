@@ -23,6 +23,7 @@ from fp8core.spec.spellings import Canonical
 from fp8core.spec.training import Training
 
 LABEL_KEY_PATTERN = r"^[A-Za-z0-9._/-]+$"
+WANDB_PROJECT_PATTERN = r"^[A-Za-z0-9._-]+$"
 
 LabelKey = Annotated[str, Field(min_length=1, max_length=64, pattern=LABEL_KEY_PATTERN)]
 LabelValue = Annotated[str, Field(max_length=256)]
@@ -115,12 +116,45 @@ class Checkpoint(Part):
     )
 
 
+class MlflowSink(Part, title="MLflow"):
+    """An MLflow tracking server. Its secrets are in the environment of the machine that trains."""
+
+    tracking_uri: Annotated[str, Field(min_length=1, max_length=2048)] | None = Field(
+        default=None,
+        description="Address of the server; null: the machine's own `MLFLOW_TRACKING_URI`.",
+    )
+    experiment: Annotated[str, Field(min_length=1, max_length=200)] = Field(
+        default="octrain", description="Name of the experiment; made where there is none."
+    )
+
+
+class WandbSink(Part, title="Weights & Biases"):
+    """Weights & Biases. Its key is in the environment of the machine that trains."""
+
+    project: Annotated[str, Field(min_length=1, max_length=128, pattern=WANDB_PROJECT_PATTERN)] = (
+        Field(default="octrain", description="Name of the project.")
+    )
+    mode: Literal["offline", "online"] = Field(
+        default="offline",
+        description="`offline`: files only, kept as an artifact, for `wandb sync`.",
+    )
+
+
 class Telemetry(Part):
-    """How often training reports."""
+    """How often training reports, and where to besides the service."""
 
     log_every_steps: Count = Field(default=1, description="Steps between reports of metrics.")
     fp8_every_steps: CountOrZero = Field(
         default=10, description="Steps between reports of FP8 health per layer; 0: none."
+    )
+    tensorboard: bool = Field(
+        default=False, description="Write TensorBoard event files too, kept as an artifact."
+    )
+    mlflow: MlflowSink | None = Field(
+        default=None, description="Send metrics to an MLflow server too; null: do not."
+    )
+    wandb: WandbSink | None = Field(
+        default=None, description="Send metrics to Weights & Biases too; null: do not."
     )
 
 
@@ -164,6 +198,13 @@ class Limits(Part):
     stall_timeout_seconds: Annotated[int, Field(ge=1, le=LONGEST_LIMIT)] | None = Field(
         default=1800,
         description="Seconds without a step or a new phase after which a run counts as stalled.",
+    )
+    idle_gpu_timeout_seconds: Annotated[int, Field(ge=60, le=LONGEST_LIMIT)] | None = Field(
+        default=None,
+        description=(
+            "Seconds during which all GPUs of a run show a utilisation below 1 %, after which the "
+            "job is stopped and fails; only where the node can read it."
+        ),
     )
     on_stall: Literal["report", "restart", "fail"] = Field(
         default="report",
@@ -237,7 +278,7 @@ class JobSpec(Part, title="Job"):
         default_factory=Checkpoint, description="When checkpoints are written and kept."
     )
     telemetry: Telemetry = Field(
-        default_factory=Telemetry, description="How often training reports."
+        default_factory=Telemetry, description="How often training reports, and where to."
     )
     resources: Resources = Field(default_factory=Resources, description="What the job runs on.")
     limits: Limits = Field(default_factory=Limits, description="Time limits and restarts.")

@@ -27,6 +27,7 @@ class Reason(StrEnum):
     WALL_TIME_EXCEEDED = "wall_time_exceeded"
     QUEUE_TIME_EXCEEDED = "queue_time_exceeded"
     STALLED = "stalled"
+    GPU_IDLE = "gpu_idle"
     PREEMPTED = "preempted"
     NODE_DRAINED = "node_drained"
     UNDELIVERED = "undelivered"

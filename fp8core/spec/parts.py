@@ -25,6 +25,11 @@ REVISION_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
 _TITLES = {
     "id": "Id",
     "lr": "Learning rate",
+    "mlflow": "MLflow",
+    "wandb": "Weights & Biases",
+    "tensorboard": "TensorBoard",
+    "tracking_uri": "Tracking URI",
+    "idle_gpu_timeout_seconds": "Idle GPU timeout seconds",
     "eps": "Epsilon",
     "gpus": "GPUs",
     "fp8_format": "FP8 format",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from fp8core.spec.document import quoted
 from fp8core.spec.parts import Part
@@ -302,6 +303,38 @@ def _limits_have_effect(spec: JobSpec) -> Iterator[Problem]:
                 "/limits/restart_backoff_seconds",
                 "would have no effect: max_restarts is 0, so nothing is restarted",
             )
+
+
+@_reads("/limits/idle_gpu_timeout_seconds", "/resources/device")
+def _idle_gpu_needs_a_gpu(spec: JobSpec) -> Iterator[Problem]:
+    if spec.limits.idle_gpu_timeout_seconds is not None and spec.resources.device == "cpu":
+        yield _conflict(
+            "/limits/idle_gpu_timeout_seconds", "would have no effect: a job on a CPU has no GPU"
+        )
+
+
+@_reads("/telemetry/mlflow/tracking_uri")
+def _tracking_server_is_plain(spec: JobSpec) -> Iterator[Problem]:
+    uri = spec.telemetry.mlflow.tracking_uri if spec.telemetry.mlflow is not None else None
+    if uri is None:
+        return
+    pointer = "/telemetry/mlflow/tracking_uri"
+    try:
+        parts = urlsplit(uri)
+        secret, plain = parts.username or parts.password, parts.hostname and parts.port != 0
+    except ValueError:
+        secret, plain = None, None
+    if not plain or parts.scheme not in ("http", "https") or parts.query or parts.fragment:
+        message = "must be the address of a server, such as https://mlflow.example.org"
+        yield Problem(pointer, message, "unsupported")
+    elif secret:
+        yield Problem(
+            pointer,
+            "must hold no user name or password: a spec is no place for secrets; they belong into "
+            "the environment of the machine that trains (MLFLOW_TRACKING_USERNAME, "
+            "MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)",
+            "unsupported",
+        )
 
 
 @_reads("/training/on_divergence", "/recipe/engine")

@@ -32,7 +32,7 @@ _FREE = frozenset(
 
 # What lies under these names must be what a run puts there: a pipe would be waited for, and a link
 # would be written through.
-_FOLDERS = frozenset({"checkpoints", "model", "tokenizer"})
+_FOLDERS = frozenset({"checkpoints", "model", "sinks", "tensorboard", "tokenizer", "wandb"})
 _FILES = frozenset(
     {
         "conversion.json",

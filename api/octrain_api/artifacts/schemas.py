@@ -20,7 +20,7 @@ class ArtifactObject(BaseModel):
     id: str
     job_id: str
     attempt: int
-    kind: str = Field(description="checkpoint, model, report, conversion or log")
+    kind: str = Field(description="checkpoint, model, report, conversion, log or telemetry")
     name: str
     step: int | None
     best: bool

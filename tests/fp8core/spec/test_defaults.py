@@ -75,7 +75,10 @@ RESOLVED: dict[str, Any] = {
     },
     "evaluation": {"every_steps": 200, "fraction": 0.02, "max_batches": None},
     "checkpoint": {"every_steps": 200, "keep_last": 3, "keep_best": 1, "final": True},
-    "telemetry": {"log_every_steps": 1, "fp8_every_steps": 10},
+    "telemetry": {
+        "log_every_steps": 1, "fp8_every_steps": 10, "tensorboard": False, "mlflow": None,
+        "wandb": None,
+    },
     "resources": {"device": "auto", "gpus": 1},
     "limits": {
         "lease_ttl_seconds": 900,
@@ -85,6 +88,7 @@ RESOLVED: dict[str, Any] = {
         "max_run_time_seconds": None,
         "max_queue_time_seconds": None,
         "stall_timeout_seconds": 1800,
+        "idle_gpu_timeout_seconds": None,
         "on_stall": "report",
     },
 }  # fmt: skip

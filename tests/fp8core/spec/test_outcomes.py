@@ -15,6 +15,7 @@ def test_reasons() -> None:
         "out_of_memory", "diverged", "worker_lost", "wall_time_exceeded", "model_unavailable",
         "data_invalid", "engine_unsupported", "checkpoint_corrupt", "storage_full",
         "trainer_crashed", "no_capable_node", "internal_error", "queue_time_exceeded", "stalled",
+        "gpu_idle",
         "preempted", "node_drained", "undelivered", "cuda_error", "communication_error",
         "hardware_fault",
     }  # fmt: skip

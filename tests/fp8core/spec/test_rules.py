@@ -64,6 +64,15 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "without stall_timeout_seconds",
     ),
     (
+        {
+            "limits": {"idle_gpu_timeout_seconds": 600},
+            "resources": {"device": "cpu"},
+            "recipe": {"engine": "amp"},
+        },
+        "/limits/idle_gpu_timeout_seconds",
+        "a job on a CPU has no GPU",
+    ),
+    (
         {"limits": {"on_stall": "restart", "max_restarts": 0}},
         "/limits/on_stall",
         "max_restarts is 0",

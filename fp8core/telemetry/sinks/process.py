@@ -1,0 +1,163 @@
+"""A sink's own process: reads the telemetry file from where it was, and sends what is new.
+
+Told what to do by the first line of its standard input; when that ends, it sends the rest and ends
+too. It says on standard output, a line of JSON each time, how far it is and what is in its way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = ["Sink", "SinkRefused", "run_sink"]
+
+_READ_BYTES = 1 << 20
+_LOOK_SECONDS = 0.5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+
+
+class SinkRefused(Exception):
+    """The other side said no, and will say it again: there is nothing to wait for."""
+
+
+class Sink(Protocol):
+    """Where records go. ``write`` may be given records a second time after it has failed."""
+
+    def write(self, records: Sequence[dict[str, Any]]) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        """What a later process of the same workdir needs to go on."""
+        ...
+
+    def close(self, outcome: str) -> None:
+        """``outcome``: succeeded, stopped, failed, or lost where the trainer did not say."""
+        ...
+
+
+def run_sink(kind: str) -> int:
+    """The process's whole life; its exit code."""
+    ended = threading.Event()
+    # Ctrl-C reaches the whole group: the trainer decides about the end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
+    order = json.loads(sys.stdin.readline())
+    outcome: list[str] = []
+    threading.Thread(target=_wait_for_end, args=(outcome, ended), daemon=True).start()
+    try:
+        _follow(kind, order, outcome, ended)
+    except Exception as error:
+        _say(problem=_words(error), final=True)
+        return 1
+    return 0
+
+
+def _follow(kind: str, order: dict[str, Any], outcome: list[str], ended: threading.Event) -> None:
+    state_file, telemetry = Path(order["state"]), Path(order["telemetry"])
+    state = _read_state(state_file)
+    offset = min(int(state.pop("offset", 0)), telemetry.stat().st_size)
+    step = 0
+    sink = _retrying(lambda: _make(kind, order, state), ended)
+    while True:
+        finishing = ended.is_set()
+        records, offset = _read(telemetry, offset)
+        if records:
+            step = max([step, *(r["step"] for r in records if isinstance(r.get("step"), int))])
+            _retrying(lambda: sink.write(records), ended)  # noqa: B023 - called at once
+            _write_state(state_file, {**sink.state(), "offset": offset})
+            _say(offset=offset, step=step)
+        elif finishing:
+            break
+        else:
+            ended.wait(_LOOK_SECONDS)
+    sink.close(outcome[0] if outcome else "lost")
+
+
+def _make(kind: str, order: dict[str, Any], state: dict[str, Any]) -> Sink:
+    if kind == "tensorboard":
+        from fp8core.telemetry.sinks.tensorboard import TensorBoardSink
+
+        return TensorBoardSink(Path(order["folder"]))
+    if kind == "mlflow":
+        from fp8core.telemetry.sinks.mlflow import MlflowSink
+
+        return MlflowSink(order["settings"], order["spec"], state, os.environ)
+    from fp8core.telemetry.sinks.wandb import WandbSink
+
+    return WandbSink(Path(order["folder"]), order["settings"], order["spec"], state)
+
+
+def _retrying(action: Any, ended: threading.Event) -> Any:
+    """What ``action`` returns, in the end. How long it is tried after the end is the trainer's
+    to say, by ending this process."""
+    pause, said = _FIRST_PAUSE, False
+    while True:
+        try:
+            done = action()
+        except (SinkRefused, ImportError):
+            raise
+        except Exception as error:
+            if not said:
+                _say(problem=_words(error))
+            said = True
+            if ended.is_set():
+                threading.Event().wait(min(pause, 1.0))
+            else:
+                ended.wait(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+        else:
+            if said:
+                _say(recovered=True)
+            return done
+
+
+def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
+    """Whole records from ``offset`` on, about a mebibyte of them, and the offset after them."""
+    records = []
+    with path.open("rb") as file:
+        file.seek(offset)
+        end = offset + _READ_BYTES
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            offset += len(line)
+            records.append(json.loads(line))
+            if offset >= end:
+                break
+    return records, offset
+
+
+def _wait_for_end(outcome: list[str], ended: threading.Event) -> None:
+    for line in sys.stdin:
+        with contextlib.suppress(ValueError, KeyError):
+            outcome.append(str(json.loads(line)["outcome"]))
+    ended.set()
+
+
+def _say(**message: Any) -> None:
+    with contextlib.suppress(OSError):  # the trainer may be gone
+        print(json.dumps(message), flush=True)
+
+
+def _words(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:2000]
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    try:
+        state = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return state if isinstance(state, dict) else {}
+
+
+def _write_state(path: Path, state: dict[str, Any]) -> None:
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(state))
+    partial.replace(path)
