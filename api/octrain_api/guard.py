@@ -10,8 +10,8 @@ from octrain_api.problems import Problem, ProblemError, response
 from octrain_api.settings import HttpSettings
 
 # Routes whose bodies are bytes, read as they come. Everything else is JSON, and small.
-_RAW_PATHS = re.compile(r"^(/v1)?/datasets/")
-_RAW_TYPES = frozenset({"application/octet-stream", ""})
+_RAW_PATHS = re.compile(r"^(/v1)?/(datasets/|attempts/[^/]+/telemetry$)")
+_RAW_TYPES = frozenset({"application/octet-stream", "application/vnd.octrain.telemetry.v1", ""})
 
 
 class RequestGuard:

@@ -483,33 +483,100 @@ class WebhookAttempt(Base):
     response_excerpt: Mapped[str]
 
 
-class MetricSeries(Base):
-    """One metric of one attempt."""
+class MetricLayout(Base):
+    """The names of the columns of metric blocks, in their order."""
 
-    __tablename__ = "metric_series"
+    __tablename__ = "metric_layouts"
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"))
-    name: Mapped[str]
-    attempt: Mapped[int]
+    digest: Mapped[bytes]
+    names: Mapped[list[str]]
 
-    __table_args__ = (UniqueConstraint("job_id", "name", "attempt"),)
+    __table_args__ = (UniqueConstraint("job_id", "digest"),)
 
 
-class MetricChunk(Base):
-    """The points of one series in one telemetry batch: never rewritten."""
+class MetricSeries(Base):
+    """One metric of one attempt, as far as its blocks have been compacted: tier 1 and above.
 
-    __tablename__ = "metric_chunks"
+    It belongs to a layout, not to the job, so that compacting takes no lock that a writer of the
+    job's row waits for.
+    """
 
-    series_id: Mapped[int] = mapped_column(
-        ForeignKey("metric_series.id", ondelete="CASCADE"), primary_key=True
-    )
-    seq: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    __tablename__ = "metric_series"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    layout_id: Mapped[int] = mapped_column(ForeignKey("metric_layouts.id", ondelete="CASCADE"))
+    first_step: Mapped[int] = mapped_column(BigInteger)
+    last_step: Mapped[int] = mapped_column(BigInteger)
+    last_value: Mapped[float]
+    points: Mapped[int] = mapped_column(BigInteger)
+
+    __table_args__ = (Index("ix_metric_series_layout", "layout_id"),)
+
+
+class MetricBlock(Base):
+    """A matrix of points: appended as one batch brought it (tier 0), then joined with others into
+    larger ones. What the bytes are is octrain_api.metrics.codec's.
+    """
+
+    __tablename__ = "metric_blocks"
+
+    id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     job_id: Mapped[str]
-    steps: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
-    values: Mapped[list[float]] = mapped_column(ARRAY(Double))
+    attempt: Mapped[int]
+    layout_id: Mapped[int] = mapped_column(ForeignKey("metric_layouts.id", ondelete="CASCADE"))
+    tier: Mapped[int]
+    first_seq: Mapped[int] = mapped_column(BigInteger)
+    last_seq: Mapped[int] = mapped_column(BigInteger)
+    first_step: Mapped[int] = mapped_column(BigInteger)
+    last_step: Mapped[int] = mapped_column(BigInteger)
+    rows: Mapped[int]
+    points: Mapped[int] = mapped_column(BigInteger)
+    masked: Mapped[bool]
+    row_data: Mapped[bytes]
+    stats: Mapped[bytes]
+    directory: Mapped[bytes]
+    # None once the raw points are gone and only the rollups are kept.
+    data: Mapped[bytes | None]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
-    __table_args__ = (Index("ix_metric_chunks_job", "job_id", "seq"),)
+    __table_args__ = (
+        Index("ix_metric_blocks_job", "job_id", "last_seq"),
+        Index("ix_metric_blocks_layout", "layout_id"),
+        Index(
+            "ix_metric_blocks_open",
+            "job_id",
+            "attempt",
+            "last_seq",
+            postgresql_where=text("tier < 100"),
+        ),
+        Index(
+            "ix_metric_blocks_raw",
+            "created_at",
+            postgresql_where=text("tier = 100 AND data IS NOT NULL"),
+        ),
+        Index("ix_metric_blocks_age", "created_at", postgresql_where=text("tier = 100")),
+    )
+
+
+class MetricRollup(Base):
+    """The buckets of a block at one level: a width in steps."""
+
+    __tablename__ = "metric_rollups"
+
+    block_id: Mapped[int] = mapped_column(
+        ForeignKey("metric_blocks.id", ondelete="CASCADE"), primary_key=True
+    )
+    level: Mapped[int] = mapped_column(primary_key=True)
+    buckets: Mapped[int]
+    # Of each bucket its key, and the time and tokens of its last row.
+    row_data: Mapped[bytes]
+    # Which place each column has in the data, -1 for none; None where all are there in order.
+    places: Mapped[bytes | None]
+    data: Mapped[bytes]
 
 
 class LogChunk(Base):

@@ -179,6 +179,19 @@ class WebhookSettings(BaseSettings):
         return parse_networks(self.allowed_networks_text)
 
 
+class MetricSettings(BaseSettings):
+    """How long metrics are kept. 0 keeps them for ever."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_METRICS_")
+
+    # Points as they were recorded, in days; and of all jobs together, in bytes as stored.
+    raw_days: float = Field(default=0.0, ge=0)
+    raw_max_bytes: int = Field(default=0, ge=0)
+    # Their rollups; the newest value of each series stays as long as its job.
+    rollup_days: float = Field(default=0.0, ge=0)
+    sweep_interval: float = Field(default=60.0, gt=0)
+
+
 class Settings(BaseSettings):
     """All settings; each part reads its own variables."""
 
@@ -190,4 +203,5 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    metrics: MetricSettings = Field(default_factory=MetricSettings)
     webhooks: WebhookSettings = Field(default_factory=WebhookSettings)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import random
 from typing import Any
 
 import pytest
-
-from octrain_api.metrics.service import thin
 
 
 def _metrics(step: int, **values: Any) -> dict[str, Any]:
@@ -60,20 +56,6 @@ async def test_buckets_keep_spikes(worker: Any, user: Any, running_job: str) -> 
     for kept in ([437, 1e9], [700, -1e9], [999, 3.25], [850, "NaN"]):
         assert kept in points
     assert [step for step, _ in points] == sorted(step for step, _ in points)
-
-
-def test_thinning_is_bounded_and_exact() -> None:
-    random.seed(1)
-    for count in (0, 1, 2, 3, 10, 99, 100, 101, 5000):
-        points = [(step, random.choice([1.0, math.nan, random.random()])) for step in range(count)]
-        for limit in (3, 4, 5, 100, 1000):
-            kept = thin(points, limit)
-            assert len(kept) <= limit
-            assert all(any(point is other for other in points) for point in kept)
-            assert kept[-1:] == points[-1:]
-            finite = [value for _, value in points if math.isfinite(value)]
-            if finite:
-                assert min(finite) in [value for _, value in kept]
 
 
 @pytest.fixture
@@ -211,5 +193,3 @@ async def test_the_precision_table(
     }
     job = (await user.get(f"/jobs/{running_job}")).json()
     assert job["links"]["precision"] == f"/v1/jobs/{running_job}/precision"
-
-

@@ -24,7 +24,6 @@ from typing import Any
 import pytest
 
 from octrain_api.attempts.body import CONTENT_TYPE, parse
-from octrain_api.attempts.body import CONTENT_TYPE, parse
 from octrain_api.settings import HttpSettings
 from octrain_worker.attempt_folder import AttemptFolder
 from octrain_worker.supervisor.environment import MARKER
@@ -125,7 +124,8 @@ class ApiServer:
             disable_nagle_algorithm = True
 
             def do_POST(self) -> None:
-                body = _read(self.rfile.read(int(self.headers["Content-Length"])), self.headers)
+                data = self.rfile.read(int(self.headers["Content-Length"]))
+                body = read_body(data, self.headers["Content-Type"])
                 with owner.lock:
                     status, answer = owner.handle(self.path, body, self.headers)
                 data = json.dumps(answer).encode()
@@ -238,29 +238,6 @@ class ApiServer:
     def _finish(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         attempt.finished = _without_token(body)
         return 200, {"job_status": attempt.finished["outcome"]}
-
-
-def _read(data: bytes, headers: Any) -> dict[str, Any]:
-    """A request's body; packed telemetry as the API understands it, as plain records."""
-    if headers["Content-Type"] != CONTENT_TYPE:
-        return dict(json.loads(data))
-    batch = parse(data, 64 << 20)
-    records = dict(batch.records)
-    for frame in batch.frames:
-        block = frame.block
-        for row, offset in enumerate(frame.offsets):
-            values = {
-                name: float(block.values[column, row])
-                for column, name in enumerate(block.names)
-                if block.present is None or block.present[column, row]
-            }
-            step = int(block.rows.steps[row])
-            records[offset] = {"type": "metrics", "step": step, "values": values}
-    return {
-        "fencing_token": batch.fencing_token,
-        "first_seq": batch.first_seq,
-        "records": [records[offset] for offset in range(batch.count)],
-    }
 
 
 def read_body(data: bytes, content_type: str) -> Any:

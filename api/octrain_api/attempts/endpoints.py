@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter
 
+from octrain_api.attempts.body import TELEMETRY_BODY, TelemetryBody
 from octrain_api.attempts.schemas import (
     ArtifactAnswer,
     ArtifactRequest,
@@ -12,7 +13,6 @@ from octrain_api.attempts.schemas import (
     HeartbeatAnswer,
     HeartbeatRequest,
     TelemetryAnswer,
-    TelemetryRequest,
 )
 from octrain_api.attempts.service import AttemptService
 from octrain_api.auth import NodeWorker
@@ -47,10 +47,10 @@ async def heartbeat_attempt(
     return await service.heartbeat(attempt_id, body)
 
 
-@router.post("/{attempt_id}/telemetry")
+@router.post("/{attempt_id}/telemetry", openapi_extra=TELEMETRY_BODY)
 async def send_telemetry(
     attempt_id: str,
-    body: TelemetryRequest,
+    batch: TelemetryBody,
     session: SessionDep,
     context: ContextDep,
     principal: NodeWorker,
@@ -60,7 +60,7 @@ async def send_telemetry(
     The answer says what is wanted, as that of a heartbeat does, but renews no lease.
     """
     service = AttemptService(session, context.settings, principal.owner)
-    return await service.telemetry(attempt_id, body)
+    return await service.telemetry(attempt_id, batch)
 
 
 @router.post("/{attempt_id}/artifacts")

@@ -157,7 +157,9 @@ class MetricsRecord(_Record):
     """Values of one step."""
 
     type: Literal["metrics"]
-    step: int = Field(ge=0)
+    step: int = Field(ge=0, le=2**62)
+    time: Number | None = None
+    tokens: int | None = Field(default=None, ge=0, le=2**62)
     values: dict[Name, Number] = Field(max_length=20_000)
 
 

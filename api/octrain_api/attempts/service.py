@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.artifacts.retention import prune_checkpoints
 from octrain_api.artifacts.store import check_registration
+from octrain_api.attempts.body import Batch
 from octrain_api.attempts.progress import follow_checkpoint, note_progress
 from octrain_api.attempts.repository import AttemptRepository, artifact_prefix
 from octrain_api.attempts.schemas import (
@@ -19,7 +20,6 @@ from octrain_api.attempts.schemas import (
     ModelFrom,
     ResumeFrom,
     TelemetryAnswer,
-    TelemetryRequest,
     Wanted,
 )
 from octrain_api.attempts.telemetry import TelemetryWriter
@@ -169,20 +169,20 @@ class AttemptService:
             "stop_within_seconds": left,
         }
 
-    async def telemetry(self, attempt_id: str, request: TelemetryRequest) -> TelemetryAnswer:
+    async def telemetry(self, attempt_id: str, batch: Batch) -> TelemetryAnswer:
         """Store each record exactly once; the number of the last one stored."""
-        job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
+        job, attempt = await self._lock_fenced(attempt_id, batch.fencing_token)
         expected = attempt.acknowledged_seq + 1
-        if request.first_seq > expected:
+        if batch.first_seq > expected:
             raise conflict(
                 "sequence-gap",
-                f"Records {expected} to {request.first_seq - 1} are missing.",
+                f"Records {expected} to {batch.first_seq - 1} are missing.",
                 expected_seq=expected,
             )
-        new = request.records[expected - request.first_seq :]
-        if new:
-            attempt.acknowledged_seq += len(new)
-            await TelemetryWriter(self._session, job, attempt).write(expected, new)
+        new = batch.after(expected - batch.first_seq)
+        if new.count:
+            attempt.acknowledged_seq += new.count
+            await TelemetryWriter(self._session, job, attempt).write(new)
         return TelemetryAnswer(acknowledged_seq=attempt.acknowledged_seq, **await self._wish(job))
 
     async def register_artifact(self, attempt_id: str, request: ArtifactRequest) -> str:

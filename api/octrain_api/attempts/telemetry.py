@@ -1,11 +1,12 @@
 """What a batch of telemetry records changes: metrics, logs, progress, phase, events."""
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 from pydantic import ValidationError
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.attempts.body import Batch, Frame
 from octrain_api.attempts.progress import follow_checkpoint, note_progress
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.attempts.schemas import (
@@ -25,9 +26,13 @@ from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.listener import notify_job
 from octrain_api.logs.repository import LogRepository
 from octrain_api.logs.schemas import NewLine
-from octrain_api.metrics.repository import MetricRepository, Points
+from octrain_api.metrics.blocks import Block, Packed, of_records
+from octrain_api.metrics.blocks import Record as MetricRow
+from octrain_api.metrics.codec import UNKNOWN_TOKENS
+from octrain_api.metrics.latest import headline
+from octrain_api.metrics.repository import MetricRepository
 from octrain_api.models import Attempt, Job
-from octrain_api.numbers import clean, clean_text, encode
+from octrain_api.numbers import clean, clean_text
 
 # The kind of event by which a node tells that a stored checkpoint does not verify.
 CHECKPOINT_TORN = "checkpoint_torn"
@@ -41,6 +46,15 @@ def _understand(raw: dict[str, Any]) -> Record:
         return record_adapter.validate_python(clean(raw))
 
 
+def _point(record: MetricsRecord) -> MetricRow:
+    return MetricRow(
+        record.step,
+        math.nan if record.time is None else record.time,
+        UNKNOWN_TOKENS if record.tokens is None else record.tokens,
+        {clean_text(name): value for name, value in record.values.items()},
+    )
+
+
 class TelemetryWriter:
     """Stores one batch of a locked attempt of a locked job.
 
@@ -52,25 +66,33 @@ class TelemetryWriter:
         self._session = session
         self._job = job
         self._attempt = attempt
-        self._points: dict[str, Points] = {}
+        self._points: list[MetricRow] = []
+        self._blocks: list[tuple[Block, Packed]] = []
         self._lines: list[NewLine] = []
         self._moved = False
 
-    async def write(self, first_seq: int, records: Sequence[dict[str, Any]]) -> None:
+    async def write(self, batch: Batch) -> None:
         """Store the records; the caller has cut off those that are stored already."""
         changed = False
-        for offset, raw in enumerate(records):
+        parts: list[tuple[int, dict[str, Any] | Frame]] = list(batch.records)
+        parts += [(frame.offsets[-1], frame) for frame in batch.frames]
+        for offset, part in sorted(parts, key=lambda numbered: numbered[0]):
+            if isinstance(part, Frame):
+                await self._training_began()
+                self._at_step(int(part.block.rows.steps[-1]))
+                self._blocks.append((part.block, part.packed))
+                continue
             try:
-                record = _understand(raw)
+                record = _understand(part)
             except ValidationError as error:
-                await self._refuse(first_seq + offset, raw, error)
+                await self._refuse(batch.first_seq + offset, part, error)
                 continue
             changed = await self._take(record) or changed
         await self._flush_metrics()
         await self._flush_logs()
         if self._moved:
             await note_progress(self._session, self._job, self._attempt)
-        if changed or self._points or self._lines:
+        if changed or self._blocks or self._lines:
             self._job.version += 1
             await notify_job(self._session, self._job.id)
         await self._session.flush()
@@ -81,10 +103,8 @@ class TelemetryWriter:
             case MetricsRecord():
                 await self._training_began()
                 self._at_step(record.step)
-                for name, value in record.values.items():
-                    steps, values = self._points.setdefault(clean_text(name), ([], []))
-                    steps.append(record.step)
-                    values.append(value)
+                if record.values:
+                    self._points.append(_point(record))
                 return False
             case ProgressRecord():
                 await self._training_began()
@@ -175,15 +195,14 @@ class TelemetryWriter:
         )
 
     async def _flush_metrics(self) -> None:
-        if not self._points:
+        self._blocks += [(block, block.pack()) for block in of_records(self._points)]
+        if not self._blocks:
             return
         job = self._job
         job.sequence += 1
-        await MetricRepository(self._session).append(
-            job.id, self._attempt.number, job.sequence, self._points
-        )
-        newest = {name: encode(values[-1]) for name, (_, values) in self._points.items()}
-        job.latest_metrics = {**job.latest_metrics, **newest}
+        metrics = MetricRepository(self._session)
+        await metrics.append(job.id, self._attempt.number, job.sequence, self._blocks)
+        job.latest_metrics = headline(job.latest_metrics, [block for block, _ in self._blocks])
 
     async def _flush_logs(self) -> None:
         if not self._lines:

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 import psycopg
 from sqlalchemy.exc import SQLAlchemyError
 
+from octrain_api.controller.metrics import MetricKeeper
 from octrain_api.controller.reconciler import Reconciler
 from octrain_api.controller.relay import BrokerUnavailable, CelerySender, place_elsewhere, relay
 from octrain_api.controller.scheduler import Scheduler
@@ -128,10 +129,12 @@ class _Loops:
         self._settings = settings.controller
         self._reconciler = Reconciler(database, settings)
         self._scheduler = Scheduler(database, settings.controller, settings.scheduler)
+        self._metrics = MetricKeeper(database, settings.metrics)
         self._sender = sender
         self._broker_pause = 0.0
         self.wake_scheduler = asyncio.Event()
         self._wake_relay = asyncio.Event()
+        self._wake_metrics = asyncio.Event()
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start every loop."""
@@ -139,6 +142,7 @@ class _Loops:
             asyncio.create_task(self._every("scheduler", self._schedule, self.wake_scheduler)),
             asyncio.create_task(self._every("relay", self._relay, self._wake_relay)),
             asyncio.create_task(self._every("reconciler", self._reconcile, asyncio.Event())),
+            asyncio.create_task(self._every("metrics", self._keep_metrics, self._wake_metrics)),
             asyncio.create_task(deliver_for_ever(self._all_settings)),
         ]
 
@@ -171,6 +175,10 @@ class _Loops:
             log.warning("the broker is away, trying again in %.1f s: %s", self._broker_pause, error)
             await asyncio.sleep(self._broker_pause)
         await place_elsewhere(self._database, self._settings)
+
+    async def _keep_metrics(self) -> None:
+        if await self._metrics.tick():
+            self._wake_metrics.set()
 
     async def _reconcile(self) -> None:
         await self._reconciler.tick()

@@ -1,35 +1,178 @@
 """Metrics over HTTP."""
 
-from typing import Annotated
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Depends, Query, Request, Response
 
+from octrain_api.auth import Reader
 from octrain_api.dependencies import SessionDep
 from octrain_api.jobs.access import VisibleJob
-from octrain_api.metrics.schemas import SeriesList
-from octrain_api.metrics.service import MetricService
+from octrain_api.jobs.repository import JobRepository
+from octrain_api.metrics.reading import Line
+from octrain_api.metrics.render import (
+    ARROW_TYPE,
+    CSV_TYPE,
+    Axis,
+    arrow_of,
+    csv_of,
+    json_of,
+)
+from octrain_api.metrics.schemas import JobsSeries, LatestPage, SeriesList
+from octrain_api.metrics.service import Ask, Form, MetricService, answer_of
+from octrain_api.problems import Problem, ProblemError, not_found
 
-router = APIRouter(prefix="/jobs", tags=["jobs"])
+router = APIRouter(tags=["jobs"])
+
+MAX_STEP = 2**62
+Format = Literal["json", "csv", "arrow"]
+
+_NAMES = "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; all without"
+Names = Annotated[list[str] | None, Query(max_length=10_000, description=_NAMES)]
 
 
-@router.get("/{job_id}/metrics")
-async def read_metrics(
-    job: VisibleJob,
-    session: SessionDep,
+def _ask(
+    name: Names = None,
     keys: Annotated[
-        str | None, Query(max_length=65_536, description="names, separated by commas; all without")
+        str | None, Query(max_length=65_536, description="the same, separated by commas")
     ] = None,
     attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
-    from_step: Annotated[int, Query(ge=0, le=2**62)] = 0,
-    to_step: Annotated[int | None, Query(ge=0, le=2**62)] = None,
+    from_step: Annotated[int, Query(ge=0, le=MAX_STEP)] = 0,
+    to_step: Annotated[int | None, Query(ge=0, le=MAX_STEP)] = None,
     max_points: Annotated[
         int | None,
-        Query(ge=3, le=1_000_000, description="keeps the least, greatest and last of each bucket"),
+        Query(
+            ge=3,
+            le=1_000_000,
+            description="of each series; the least, greatest and last of each bucket are kept, or "
+            "with form=buckets so many buckets are made (1000 without)",
+        ),
     ] = None,
-) -> SeriesList:
+    form: Annotated[Form, Query(description="points, or buckets with min, max, mean, ...")] = (
+        "points"
+    ),
+    x: Annotated[
+        Axis,
+        Query(
+            description="what a point's first number is: the step, the time in seconds since the "
+            "epoch, or the tokens; of thinned points that of the bucket's last"
+        ),
+    ] = "step",
+) -> Ask:
+    names = list(name or [])
+    names += [key for key in (keys or "").split(",") if key]
+    asked = names if name is not None or keys is not None else None
+    return Ask(asked, attempt, from_step, to_step, max_points, form, x)
+
+
+AskDep = Annotated[Ask, Depends(_ask)]
+FormatQuery = Annotated[
+    Format | None,
+    Query(alias="format", description="without it what `Accept` names, or JSON"),
+]
+_TYPES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {
+            "text/csv": {"schema": {"type": "string"}},
+            ARROW_TYPE: {"schema": {"type": "string", "format": "binary"}},
+        }
+    }
+}
+
+
+@router.get("/jobs/{job_id}/metrics", response_model=SeriesList, responses=_TYPES)
+async def read_metrics(
+    request: Request,
+    job: VisibleJob,
+    session: SessionDep,
+    ask: AskDep,
+    since: Annotated[
+        int, Query(ge=0, le=MAX_STEP, description="the `cursor` of an earlier answer")
+    ] = 0,
+    wanted: FormatQuery = None,
+) -> Response:
     """Series of the job. A step that a later attempt repeated is shown as the later one had it."""
-    names = [name for name in keys.split(",") if name] if keys is not None else None
-    series = await MetricService(session).read(
-        job.id, names, attempt, from_step, to_step, max_points
-    )
-    return SeriesList(series=series)
+    lines = await MetricService(session).lines([job], {job.id: since}, ask)
+    return await _respond(request, wanted, lines, ask, {"cursor": job.sequence})
+
+
+@router.get("/jobs/{job_id}/metrics/latest", response_model=LatestPage)
+async def read_latest_metrics(
+    job: VisibleJob,
+    session: SessionDep,
+    name: Names = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 2000,
+    cursor: Annotated[str | None, Query(max_length=4096)] = None,
+) -> Response:
+    """The metrics of the job by name, each with its newest value."""
+    items, after = await MetricService(session).latest(job, name, limit, cursor)
+    body = json_of({"items": items, "next_cursor": after})
+    return Response(body, media_type="application/json")
+
+
+@router.get("/metrics/query", response_model=JobsSeries, responses=_TYPES)
+async def query_metrics(
+    request: Request,
+    session: SessionDep,
+    principal: Reader,
+    ask: AskDep,
+    job: Annotated[list[str], Query(min_length=1, max_length=200, description="a job's id")],
+    since: Annotated[
+        list[str] | None,
+        Query(max_length=200, description="JOB:NUMBER, the cursor of a job from an earlier answer"),
+    ] = None,
+    wanted: FormatQuery = None,
+) -> Response:
+    """Series of several jobs. Their buckets are of one width, with the same edges."""
+    repository = JobRepository(session)
+    jobs = []
+    for job_id in dict.fromkeys(job):
+        found = await repository.get(job_id, principal.visible_owner)
+        if found is None:
+            raise not_found("job", job_id)
+        jobs.append(found)
+    lines = await MetricService(session).lines(jobs, _cursors(since or []), ask)
+    cursors = {found.id: found.sequence for found in jobs}
+    return await _respond(request, wanted, lines, ask, {"cursors": cursors})
+
+
+def _cursors(since: Sequence[str]) -> dict[str, int]:
+    found = {}
+    for text in since:
+        job_id, separator, number = text.rpartition(":")
+        if not separator or not number.isdecimal() or int(number) > MAX_STEP:
+            message = f"{text[:80]!r} is not JOB:NUMBER, such as {job_id[:40] or 'job_...'}:12"
+            raise Problem(
+                422,
+                "request-invalid",
+                "Request not valid",
+                message,
+                errors=[ProblemError(pointer="/query/since", message=message, code="cursor")],
+            )
+        found[job_id] = int(number)
+    return found
+
+
+async def _respond(
+    request: Request, wanted: Format | None, lines: list[Line], ask: Ask, rest: dict[str, Any]
+) -> Response:
+    """The lines in the format asked for. A large answer is made while others are served."""
+    accepted = request.headers.get("accept", "")
+    if wanted is None:
+        wanted = "json"
+        if "text/csv" in accepted:
+            wanted = "csv"
+        elif ARROW_TYPE in accepted:
+            wanted = "arrow"
+
+    def make() -> tuple[bytes, str]:
+        if wanted == "csv":
+            return csv_of(lines, ask.form == "buckets"), CSV_TYPE
+        if wanted == "arrow":
+            return arrow_of(lines, ask.form == "buckets"), ARROW_TYPE
+        return json_of({"series": answer_of(lines, ask), **rest}), "application/json"
+
+    small = sum(map(len, lines)) < 5000
+    body, media_type = make() if small else await asyncio.to_thread(make)
+    return Response(body, media_type=media_type)

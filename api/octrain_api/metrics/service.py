@@ -1,83 +1,131 @@
-"""Series for readers: attempts joined, points thinned without losing spikes."""
+"""What readers of metrics get. The caller has checked the owner."""
 
-import math
-from collections import defaultdict
+import base64
+import binascii
+import json
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.metrics.catalogue import Names, SeriesFacts, read_catalogue
+from octrain_api.metrics.reading import Line, MetricReader, Query, TooMuch
+from octrain_api.metrics.render import Axis, buckets_of, points_of
 from octrain_api.metrics.repository import MetricRepository
-from octrain_api.metrics.schemas import Series
+from octrain_api.models import Job
 from octrain_api.numbers import encode
+from octrain_api.problems import Problem, ProblemError
 
-Point = tuple[int, float]
+Form = Literal["points", "buckets"]
+DEFAULT_BUCKETS = 1000
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a reader asks of some jobs."""
+
+    names: Sequence[str] | None
+    attempt: int | None
+    from_step: int
+    to_step: int | None
+    max_points: int | None
+    form: Form
+    axis: Axis
 
 
 class MetricService:
-    """Reads series. The caller has checked the owner."""
+    """Reads series."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._metrics = MetricRepository(session)
 
-    async def read(
-        self,
-        job_id: str,
-        names: Sequence[str] | None,
-        attempt: int | None,
-        from_step: int,
-        to_step: int | None,
-        max_points: int | None,
-    ) -> list[Series]:
-        """The series of a job. Where attempts overlap in steps, the newer one's points are kept."""
-        rows = await self._metrics.series(job_id, names, attempt)
-        points: defaultdict[int, list[Point]] = defaultdict(list)
-        for chunk in await self._metrics.chunks([row.id for row in rows]):
-            points[chunk.series_id].extend(zip(chunk.steps, chunk.values, strict=True))
-        series: list[Series] = []
-        # By name, newest attempt first: what it has begun to repeat is cut from the older ones.
-        first_newer: dict[str, int] = {}
-        for row in sorted(rows, key=lambda r: (r.name, -r.attempt)):
-            before = first_newer.get(row.name)
-            every = points[row.id]
-            if every:
-                start = min(step for step, _ in every)
-                first_newer[row.name] = start if before is None else min(start, before)
-            kept = [
-                point
-                for point in every
-                if point[0] >= from_step
-                and (to_step is None or point[0] <= to_step)
-                and (before is None or point[0] < before)
-            ]
-            if max_points is not None:
-                kept = thin(kept, max_points)
-            if kept:
-                encoded = [(step, encode(value)) for step, value in kept]
-                series.append(Series(name=row.name, attempt=row.attempt, points=encoded))
-        return sorted(series, key=lambda s: (s.name, s.attempt))
+    async def lines(self, jobs: Sequence[Job], since: dict[str, int], ask: Ask) -> list[Line]:
+        """The series asked for. Problem 422 where they are too many to be given at once."""
+        buckets, max_points = None, 0
+        if ask.form == "buckets":
+            buckets = ask.max_points or DEFAULT_BUCKETS
+        elif ask.max_points is not None:
+            # Of each bucket up to three points are kept.
+            buckets, max_points = max(ask.max_points // 3, 1), ask.max_points
+        query = Query(
+            job_ids=[job.id for job in jobs],
+            names=Names(ask.names),
+            attempt=ask.attempt,
+            from_step=ask.from_step,
+            to_step=ask.to_step,
+            since=since,
+            buckets=buckets,
+            max_points=max_points,
+        )
+        try:
+            return await MetricReader(self._metrics).read(query)
+        except TooMuch as error:
+            message = f"{error} Ask for max_points, for fewer series or for a range of steps."
+            raise _invalid("/query/max_points", message, "too_many_points") from error
+
+    async def latest(
+        self, job: Job, names: Sequence[str] | None, limit: int, cursor: str | None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """The newest value of each metric by name, and the cursor of the next page."""
+        facts = await read_catalogue(self._metrics, [job.id], Names(names))
+        newest: dict[str, SeriesFacts] = {}
+        for one in sorted(facts.values(), key=lambda f: (f.name, f.attempt)):
+            newest[one.name] = one
+        after = _decode(cursor) if cursor is not None else None
+        items = [one for one in newest.values() if after is None or one.name > after]
+        page = items[:limit]
+        more = len(items) > limit
+        shown = [
+            {
+                "name": one.name,
+                "attempt": one.attempt,
+                "step": one.last_step,
+                "value": encode(one.last_value),
+                "first_step": one.first_step,
+                "points": one.points,
+            }
+            for one in page
+        ]
+        return shown, _encode(page[-1].name) if more else None
 
 
-def thin(points: Sequence[Point], max_points: int) -> list[Point]:
-    """At most `max_points` (3 or more) of the points: of each bucket the least, greatest and last.
+def answer_of(lines: Sequence[Line], ask: Ask) -> list[dict[str, Any]]:
+    """The series as JSON shows them."""
+    out = []
+    for line in lines:
+        item: dict[str, Any] = {
+            "job_id": line.job_id,
+            "name": line.name,
+            "attempt": line.attempt,
+        }
+        if ask.form == "buckets":
+            item |= {"width": line.width, "buckets": buckets_of(line)}
+        else:
+            item["points"] = points_of(line, ask.axis)
+        out.append(item)
+    return out
 
-    Buckets hold equally many points. A non-finite value counts as the greatest, so that a single
-    NaN stays visible. The order is kept.
-    """
-    if len(points) <= max_points:
-        return list(points)
-    buckets = max(max_points // 3, 1)
-    size = math.ceil(len(points) / buckets)
-    kept: list[Point] = []
-    for start in range(0, len(points), size):
-        bucket = points[start : start + size]
-        finite = [i for i, (_, value) in enumerate(bucket) if math.isfinite(value)]
-        strange = [i for i, (_, value) in enumerate(bucket) if not math.isfinite(value)]
-        chosen = {len(bucket) - 1}
-        if finite:
-            chosen.add(min(finite, key=lambda i: bucket[i][1]))
-        if strange:
-            chosen.add(strange[0])
-        elif finite:
-            chosen.add(max(finite, key=lambda i: bucket[i][1]))
-        kept.extend(bucket[i] for i in sorted(chosen))
-    return kept
+
+def _encode(name: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([name]).encode()).decode().rstrip("=")
+
+
+def _decode(cursor: str) -> str:
+    try:
+        (name,) = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        if not isinstance(name, str):
+            raise ValueError(cursor)
+    except (ValueError, TypeError, binascii.Error) as error:
+        raise _invalid("/query/cursor", "this is not a cursor of this list", "cursor") from error
+    return name
+
+
+def _invalid(pointer: str, message: str, code: str) -> Problem:
+    return Problem(
+        422,
+        "request-invalid",
+        "Request not valid",
+        message,
+        errors=[ProblemError(pointer=pointer, message=message, code=code)],
+    )

@@ -1,0 +1,236 @@
+"""Joining the blocks of an attempt into larger ones, with rollups.
+
+Writers append one small block a batch. Blocks of one tier, once there are enough of them in a row,
+become one of the next tier, so a point is rewritten a few times in its life however long the run
+is; a block that is large enough is final. What is left of an ended attempt becomes final too.
+
+Nothing here locks what a writer waits for: blocks are only added and deleted, and one job's
+compaction is kept from another's by an advisory lock.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import (
+    BigInteger,
+    Double,
+    Text,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.exc import IntegrityError
+
+from octrain_api.database import Database
+from octrain_api.metrics.blocks import STATS, Block, join, union
+from octrain_api.metrics.repository import FINAL, MetricRepository, block_values
+from octrain_api.metrics.rollups import Rollup, roll_up
+from octrain_api.models import Attempt, MetricBlock, MetricRollup
+
+# So many blocks of a tier become one of the next.
+FAN_IN = 16
+# A block has at most so many rows, and cells: bounds what a reader decompresses, and the memory.
+MAX_ROWS = 16_384
+MAX_CELLS = 1 << 21
+# A block of half of that is not joined again.
+_SETTLED = 2
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Blocks that become one of this tier."""
+
+    block_ids: tuple[int, ...]
+    tier: int
+
+
+@dataclass(frozen=True)
+class OpenBlock:
+    """What the plan needs to know of a block that is not final."""
+
+    id: int
+    tier: int
+    rows: int
+    names: frozenset[str]
+
+
+def plan(blocks: Sequence[OpenBlock], ended: bool) -> Merge | None:
+    """The next merge of one attempt's open blocks, given in the order of recording."""
+    if ended:
+        run, full = _fitting(blocks)
+        return Merge(tuple(block.id for block in run), FINAL) if run else None
+    start = 0
+    while start < len(blocks):
+        tier = blocks[start].tier
+        end = start
+        while end < len(blocks) and blocks[end].tier == tier:
+            end += 1
+        run, full = _fitting(blocks[start : min(end, start + FAN_IN)])
+        if full or len(run) == FAN_IN:
+            return Merge(tuple(block.id for block in run), FINAL if full else tier + 1)
+        start = end
+    return None
+
+
+def _fitting(blocks: Sequence[OpenBlock]) -> tuple[Sequence[OpenBlock], bool]:
+    """The first blocks that fit in one, and whether that is then as good as full."""
+    rows, names = 0, frozenset[str]()
+    for count, block in enumerate(blocks):
+        more, together = rows + block.rows, names | block.names
+        if count and (more > MAX_ROWS or more * len(together) > MAX_CELLS):
+            return blocks[:count], True
+        rows, names = more, together
+    settled = rows * _SETTLED >= MAX_ROWS or rows * len(names) * _SETTLED >= MAX_CELLS
+    return blocks, settled
+
+
+class Compactor:
+    """Compacts what there is to compact, a transaction a merge."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def tick(self, max_merges: int = 20) -> bool:
+        """Up to so many merges; whether there may be more to do."""
+        done = 0
+        for job_id, attempt, ended in await self._candidates():
+            while await self.merge_next(job_id, attempt, ended):
+                done += 1
+                if done >= max_merges:
+                    return True
+        return False
+
+    async def _candidates(self) -> list[tuple[str, int, bool]]:
+        """Attempts with a merge to be made, most open blocks first."""
+        # A sum of rows that could fill a block asks for a closer look, as many blocks do.
+        counted = (
+            select(
+                MetricBlock.job_id,
+                MetricBlock.attempt,
+                func.count().label("blocks"),
+                func.sum(MetricBlock.rows).label("rows"),
+                func.sum(MetricBlock.points).label("points"),
+            )
+            .where(MetricBlock.tier < FINAL)
+            .group_by(MetricBlock.job_id, MetricBlock.attempt)
+            .subquery()
+        )
+        ended = exists().where(
+            Attempt.job_id == counted.c.job_id,
+            Attempt.number == counted.c.attempt,
+            Attempt.status == "ended",
+        )
+        statement = (
+            select(counted.c.job_id, counted.c.attempt, ended.label("ended"))
+            .where(
+                ended
+                | (counted.c.blocks >= FAN_IN)
+                | (counted.c.rows * _SETTLED >= MAX_ROWS)
+                | (counted.c.points * _SETTLED >= MAX_CELLS)
+            )
+            .order_by(counted.c.blocks.desc())
+        )
+        async with self._database.session() as session:
+            return [(r.job_id, r.attempt, r.ended) for r in await session.execute(statement)]
+
+    async def merge_next(self, job_id: str, attempt: int, ended: bool) -> bool:
+        """Make the next merge of an attempt; whether there was one."""
+        async with self._database.session() as session:
+            repository = MetricRepository(session)
+            found = await repository.blocks([job_id], open_only=True)
+            of_attempt = [block for block in found if block.attempt == attempt]
+            layouts = await repository.layouts(list({block.layout_id for block in of_attempt}))
+        merge = plan(
+            [
+                OpenBlock(block.id, block.tier, block.rows, frozenset(layouts[block.layout_id]))
+                for block in of_attempt
+                if block.layout_id in layouts
+            ],
+            ended,
+        )
+        if merge is None:
+            return False
+        # Made on its own: it may wait for a writer of the job, which must not wait in turn.
+        chosen = {block.layout_id: None for block in of_attempt if block.id in merge.block_ids}
+        names = union(layouts[key] for key in chosen)
+        try:
+            async with self._database.transaction() as session:
+                layout_id = await MetricRepository(session).layout_id(job_id, names)
+        except IntegrityError:
+            # The job has been deleted.
+            return False
+        async with self._database.transaction() as session:
+            lock = func.hashtextextended(f"metrics {job_id} {attempt}", 0)
+            if not await session.scalar(select(func.pg_try_advisory_xact_lock(lock))):
+                return False
+            stored = await MetricRepository(session).load(merge.block_ids)
+            if len(stored) != len(merge.block_ids):
+                # Deleted meanwhile, or merged by another.
+                return False
+            values, rollups = await asyncio.to_thread(_join, [block for _, block in stored])
+            first, last = stored[0][0], stored[-1][0]
+            made = await session.scalar(
+                insert(MetricBlock)
+                .values(
+                    job_id=job_id,
+                    attempt=attempt,
+                    layout_id=layout_id,
+                    tier=merge.tier,
+                    first_seq=first.first_seq,
+                    last_seq=last.last_seq,
+                    created_at=last.created_at,
+                    **values,
+                )
+                .returning(MetricBlock.id)
+            )
+            if rollups:
+                await session.execute(
+                    insert(MetricRollup),
+                    [{"block_id": made, **vars(rollup)} for rollup in rollups],
+                )
+            fresh = [block for row, block in stored if row.tier == 0]
+            if fresh:
+                await session.execute(_COUNT_IN, _count_in(job_id, attempt, layout_id, fresh))
+            await session.execute(delete(MetricBlock).where(MetricBlock.id.in_(merge.block_ids)))
+        return True
+
+
+def _join(blocks: Sequence[Block]) -> tuple[dict[str, Any], list[Rollup]]:
+    joined = join(blocks) if len(blocks) > 1 else blocks[0]
+    return block_values(joined), roll_up(joined)
+
+
+_COUNT_IN = text(
+    """
+    INSERT INTO metric_series (job_id, attempt, layout_id, name, first_step, last_step,
+                               last_value, points)
+    SELECT :job_id, :attempt, :layout_id, fresh.*
+    FROM unnest(:names, :first, :last, :value, :count) AS fresh
+    ON CONFLICT (job_id, name, attempt) DO UPDATE SET
+        first_step = least(metric_series.first_step, excluded.first_step),
+        last_step = greatest(metric_series.last_step, excluded.last_step),
+        last_value = excluded.last_value,
+        points = metric_series.points + excluded.points
+    """
+).bindparams(
+    bindparam("names", type_=ARRAY(Text)),
+    bindparam("value", type_=ARRAY(Double)),
+    *(bindparam(name, type_=ARRAY(BigInteger)) for name in ("first", "last", "count")),
+)
+
+
+def _count_in(job_id: str, attempt: int, layout_id: int, fresh: Sequence[Block]) -> dict[str, Any]:
+    """What is added to the series' facts by points that no merge has had before."""
+    whole = join(fresh) if len(fresh) > 1 else fresh[0]
+    stats = np.frombuffer(whole.stats(), dtype=STATS)
+    columns = {name: stats[name].tolist() for name in STATS.names or ()}
+    key = {"job_id": job_id, "attempt": attempt, "layout_id": layout_id}
+    return {**key, "names": list(whole.names), **columns}

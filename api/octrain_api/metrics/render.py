@@ -1,0 +1,181 @@
+"""Series as JSON, CSV and Arrow."""
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic_core import to_json
+
+from octrain_api.metrics.reading import Line
+from octrain_api.problems import Problem
+
+Axis = Literal["step", "time", "tokens"]
+CSV_TYPE = "text/csv; charset=utf-8"
+ARROW_TYPE = "application/vnd.apache.arrow.stream"
+
+
+def json_of(value: Any) -> bytes:
+    """JSON whose NaN and infinities are strings."""
+    return to_json(value, inf_nan_mode="strings")
+
+
+def points_of(line: Line, axis: Axis) -> list[tuple[Any, float]]:
+    """[x, value] of every point; where the line is of buckets, of the least, greatest (or first
+    non-finite) and last point of each, which lose no spike.
+    """
+    whole = line.summary
+    if line.exact:
+        x = line.steps if axis == "step" else getattr(whole, axis)
+        values = whole.last
+    else:
+        x, values = _thinned(line, axis)
+    pairs = list(zip(x.tolist(), values.tolist(), strict=True))
+    return pairs if axis == "step" else [(_known(x), value) for x, value in pairs]
+
+
+def _thinned(line: Line, axis: Axis) -> tuple[Any, Any]:
+    s = line.summary
+    finite = s.count > s.non_finite
+    odd = s.non_finite > 0
+    steps = np.stack(
+        [np.where(finite, s.low_at, -1), np.where(odd, s.odd_at, s.high_at), s.last_at]
+    )
+    values = np.stack([s.low, np.where(odd, s.odd, s.high), s.last])
+    # The order inside each bucket; of two that are one point, one is dropped.
+    order = np.argsort(steps, axis=0, kind="stable")
+    steps, values = np.take_along_axis(steps, order, 0), np.take_along_axis(values, order, 0)
+    keep = steps >= 0
+    keep[1:] &= steps[1:] != steps[:-1]
+    # The last of a bucket is kept among those of its step, being what a step came to.
+    newest = steps == s.last_at
+    values = np.where(newest, s.last, values)
+    x = steps if axis == "step" else np.broadcast_to(getattr(s, axis), steps.shape)
+    return x.T[keep.T], values.T[keep.T]
+
+
+def _known(x: float) -> float | None:
+    return None if x != x or x < 0 else x
+
+
+def buckets_of(line: Line) -> dict[str, Any]:
+    """Columns of the buckets; null where a bucket has no finite value."""
+    s = line.summary
+    finite = s.count > s.non_finite
+
+    def of_finite(values: Any) -> list[Any]:
+        if finite.all():
+            return list(values.tolist())
+        return [
+            v if is_finite else None for v, is_finite in zip(values.tolist(), finite, strict=True)
+        ]
+
+    return {
+        "first_step": line.steps.tolist(),
+        "min": of_finite(s.low),
+        "max": of_finite(s.high),
+        "mean": of_finite(s.mean),
+        "last": s.last.tolist(),
+        "last_step": s.last_at.tolist(),
+        "min_step": of_finite(s.low_at),
+        "max_step": of_finite(s.high_at),
+        "count": s.count.tolist(),
+        "non_finite": s.non_finite.tolist(),
+        "time": [_known(t) for t in s.time.tolist()],
+        "tokens": [_known(t) for t in s.tokens.tolist()],
+    }
+
+
+_POINT_COLUMNS = ("job_id", "name", "attempt", "step", "value", "time", "tokens")
+
+
+def _table(lines: Sequence[Line], buckets: bool) -> Iterator[tuple[Line, dict[str, list[Any]]]]:
+    """Of each line its columns."""
+    for line in lines:
+        if buckets:
+            yield line, buckets_of(line)
+        elif line.exact:
+            s = line.summary
+            yield (
+                line,
+                {
+                    "step": line.steps.tolist(),
+                    "value": s.last.tolist(),
+                    "time": [_known(t) for t in s.time.tolist()],
+                    "tokens": [_known(t) for t in s.tokens.tolist()],
+                },
+            )
+        else:
+            steps, values = _thinned(line, "step")
+            gaps = [None] * len(steps)
+            yield (
+                line,
+                {"step": steps.tolist(), "value": values.tolist(), "time": gaps, "tokens": gaps},
+            )
+
+
+def csv_of(lines: Sequence[Line], buckets: bool) -> bytes:
+    """One row a point or bucket, with a header; NaN, Infinity and -Infinity are spelt so."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    header: list[str] | None = None if buckets else list(_POINT_COLUMNS)
+    if header:
+        writer.writerow(header)
+    for line, columns in _table(lines, buckets):
+        if header is None:
+            header = ["job_id", "name", "attempt", "width", *columns]
+            writer.writerow(header)
+        front = [line.job_id, line.name, line.attempt, *([line.width] if buckets else [])]
+        for row in zip(*columns.values(), strict=True):
+            writer.writerow(front + [_spelt(value) for value in row])
+    return out.getvalue().encode()
+
+
+def _spelt(value: Any) -> Any:
+    if isinstance(value, float) and not np.isfinite(value):
+        return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
+    return value
+
+
+def arrow_of(lines: Sequence[Line], buckets: bool) -> bytes:
+    """An Arrow IPC stream of the same table. Errors: Problem 406 without pyarrow."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise Problem(
+            406,
+            "not-acceptable",
+            "Not acceptable",
+            "This server has no pyarrow, which Arrow answers need: install octrain[arrow], or ask "
+            "for JSON or CSV.",
+        ) from error
+    whole: dict[str, list[Any]] = {}
+    front: dict[str, list[Any]] = {"job_id": [], "name": [], "attempt": []}
+    for line, columns in _table(lines, buckets):
+        count = len(next(iter(columns.values())))
+        for name, value in (
+            ("job_id", line.job_id),
+            ("name", line.name),
+            ("attempt", line.attempt),
+        ):
+            front[name] += [value] * count
+        if buckets:
+            front.setdefault("width", []).extend([line.width] * count)
+        for name, values in columns.items():
+            whole.setdefault(name, []).extend(values)
+    text, number, real = pa.string(), pa.int64(), pa.float64()
+    kinds = {
+        "job_id": text,
+        "name": text,
+        **dict.fromkeys(("value", "min", "max", "mean", "last", "time"), real),
+    }
+    wanted = {**front, **whole} or {}
+    for name in _POINT_COLUMNS if not buckets else ():
+        wanted.setdefault(name, [])
+    arrays = {name: pa.array(values, kinds.get(name, number)) for name, values in wanted.items()}
+    table = pa.table(arrays)
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
