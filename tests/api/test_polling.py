@@ -253,6 +253,7 @@ def processes(
     made.stop()
 
 
+@pytest.mark.slow
 async def test_two_processes_agree_within_the_stated_bound(
     processes: Processes, lone_service: Any, user: Any, worker: Any, running_job: str
 ) -> None:

@@ -134,7 +134,7 @@ class TestCollector:
         self.stdout.write_bytes(b"spam and more spam\n" * (1 << 19) + b"end\n")
         collector.drain()
         text = self.log()
-        assert "bytes left out here" in text[0]
+        assert "bytes) of stdout left out here" in text[0]
         assert text[-1] == "end"
 
     def test_unknown_telemetry_does_not_stop_the_rest(self, collector: Collector) -> None:

@@ -110,6 +110,8 @@ def main() -> None:
         print(text, flush=True)
     for text in script.get("print_errors", []):
         print(text, file=sys.stderr, flush=True)
+    for number in range(script.get("flood_lines", 0)):
+        print(f"{number:09d} " + "x" * 89)
     telemetry.write(type="phase", phase="training")
     steps = script.get("steps", 5)
     for step in range(newest_step(work) + 1, steps + 1):
@@ -118,6 +120,9 @@ def main() -> None:
         telemetry.write(
             type="progress", step=step, total_steps=steps, tokens=step * 10, eta_seconds=None
         )
+        if "flood" in script:
+            sys.stdout.write(f"{step:07d} {'.' * 91}\n" * (script["flood"] // 100))
+            sys.stdout.flush()
         if step == script.get("kill_at"):
             os.kill(os.getpid(), script.get("kill_with", signal.SIGKILL))
         if step == script.get("exit_at"):

@@ -20,7 +20,7 @@ from octrain_api.jobs.repository import JobRepository, JobState
 from octrain_api.jobs.transitions import FINAL
 from octrain_api.logs.repository import LogRepository
 from octrain_api.logs.schemas import lines_of
-from octrain_api.metrics.repository import MetricRepository
+from octrain_api.metrics.repository import BatchSeries, MetricRepository
 from octrain_api.models import LogChunk
 from octrain_api.numbers import encode as encode_number
 from octrain_api.streaming.feed import Feed, Page
@@ -176,14 +176,14 @@ def _end_of(state: JobState) -> dict[str, Any]:
     }
 
 
-def _by_seq(series: Sequence[Any]) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
+def _by_seq(series: Sequence[BatchSeries]) -> dict[int, list[BatchSeries]]:
+    found: dict[int, list[BatchSeries]] = {}
     for one in series:
         found.setdefault(one.seq, []).append(one)
     return found
 
 
-def _metrics_message(seq: int, rows: Sequence[Any]) -> MetricsMessage[int]:
+def _metrics_message(seq: int, rows: Sequence[BatchSeries]) -> MetricsMessage[int]:
     """The points of one batch, and of each metric its newest value."""
 
     def encode_names(choice: Choice) -> bytes:
@@ -194,7 +194,7 @@ def _metrics_message(seq: int, rows: Sequence[Any]) -> MetricsMessage[int]:
     return MetricsMessage(seq, encode_names, 40 * points + 40 * len(rows))
 
 
-def _metrics_data(rows: Sequence[Any]) -> dict[str, Any]:
+def _metrics_data(rows: Sequence[BatchSeries]) -> dict[str, Any]:
     return {
         "attempt": rows[0].attempt,
         "step": max(row.steps[-1] for row in rows),

@@ -35,7 +35,7 @@ class LogLine(BaseModel):
 
     seq: int = Field(description="number of the line within the job, from 1")
     time: float = Field(description="Unix seconds, by the node's clock")
-    stream: str = Field(description="stdout, stderr, or supervisor for its own remarks")
+    stream: str = Field(description="stdout or stderr")
     attempt: int
     rank: int | None = Field(default=None, description="the rank that printed it, if it says so")
     level: Level | None = Field(default=None, description="null when the line does not tell")
