@@ -6,6 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from octrain_worker.capabilities import Gpu, _parse_nvidia_smi, find_gpus
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.collector import Collector, last_lines
 from octrain_worker.supervisor.environment import trainer_environment
+from octrain_worker.supervisor.gpu_memory import GpuMemory
 from octrain_worker.supervisor.lease import Lease
 from octrain_worker.supervisor.outcome import Ending, StopCause, classify
 from octrain_worker.supervisor.process_tree import (
@@ -283,6 +287,55 @@ class TestProcesses:
         )
         assert child.wait() == -9
         child.stdout.close()
+
+
+class TestGpuMemory:
+    """A stand-in for NVML: this machine need not have a GPU."""
+
+    @pytest.fixture
+    def nvml(self, monkeypatch: pytest.MonkeyPatch) -> Any:
+        class NVMLError(Exception):
+            pass
+
+        module = types.SimpleNamespace(used=1 << 30, pids=[7], calls=0, NVMLError=NVMLError)
+
+        def memory(_device: int) -> Any:
+            module.calls += 1
+            return types.SimpleNamespace(used=module.used)
+
+        def processes(_device: int) -> list[Any]:
+            return [types.SimpleNamespace(pid=pid) for pid in module.pids]
+
+        module.nvmlInit = module.nvmlShutdown = lambda: None
+        module.nvmlDeviceGetHandleByIndex = lambda index: index
+        module.nvmlDeviceGetMemoryInfo = memory
+        module.nvmlDeviceGetComputeRunningProcesses = processes
+        monkeypatch.setitem(sys.modules, "pynvml", module)
+        return module
+
+    def test_it_waits_for_what_came_since(self, nvml: Any) -> None:
+        gpus = GpuMemory([0])
+        nvml.used, nvml.pids = 41 << 30, [7, 99]
+        held = gpus.wait_until_free(0.0)
+        assert held is not None
+        assert "GPU 0 holds 40960 MiB" in held
+        assert "[99]" in held
+        asked = nvml.calls
+
+        def gives_back() -> None:
+            while nvml.calls < asked + 2:
+                time.sleep(0.01)
+            nvml.used, nvml.pids = 1 << 30, [7]
+
+        thread = threading.Thread(target=gives_back)
+        thread.start()
+        assert gpus.wait_until_free(60.0) is None
+        thread.join()
+
+    def test_without_gpus_or_nvml_nothing_waits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        assert GpuMemory([0]).wait_until_free(60.0) is None
+        assert GpuMemory([]).wait_until_free(60.0) is None
 
 
 def test_environment_is_an_allow_list() -> None:

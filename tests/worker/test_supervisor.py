@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -149,6 +150,38 @@ class TestARun:
         assert stored[-2:] == ["step-00000011", "step-00000012"]
         assert len(stored) <= 3  # and the one whose upload had begun
         assert attempt.finished["outcome"] == "succeeded"
+
+    def test_a_flood_of_output_fills_no_disk(
+        self, workplace: Any, until: Callable[..., Any]
+    ) -> None:
+        limit, step = 32 << 20, 4_000_000
+        workplace.environment["OCTRAIN_SUPERVISOR_LOG_BYTES"] = str(limit)
+        script = {"steps": 25, "step_seconds": 0.1, "flood": step, "print": ["first words"]}
+        attempt = workplace.api.add("att_a", script)
+        child = workplace.supervise("att_a")
+        path = workplace.folder("att_a").stdout
+        largest = 0
+
+        def ended() -> bool:
+            nonlocal largest
+            if path.exists():
+                largest = max(largest, path.stat().st_blocks * 512)
+            return child.poll() is not None
+
+        until(ended, "the end", 60)
+        assert attempt.finished["outcome"] == "succeeded", workplace.log()
+        assert path.stat().st_size > 25 * step
+        # It is looked after five times a second; on a machine that is busy some times are missed.
+        assert largest < limit + 20 * step
+        assert path.stat().st_blocks * 512 < largest
+        artifact = attempt.artifacts["log", "stdout.log"]
+        stored = Path(artifact["url"].removeprefix("file://")) / artifact["files"][0]["path"]
+        text = stored.read_text()
+        assert len(text) < largest
+        assert text.startswith("first words\n")
+        assert "\0" not in text
+        assert re.search(r"\n\[\.\.\. \d+ bytes were not kept \.\.\.\]\n0", text)
+        assert text.endswith(f"{25:07d} {'.' * 91}\n")
 
     def test_claim_of_another_is_respected(self, workplace: Any) -> None:
         attempt = workplace.api.add("att_a", {})

@@ -18,6 +18,8 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from octrain_worker.supervisor.log_files import SMALLEST_LIMIT
+
 __all__ = [
     "ApiSettings",
     "BrokerSettings",
@@ -122,6 +124,8 @@ class SupervisorSettings(BaseSettings):
     fetch_patience_seconds: float = Field(default=300.0, gt=0)
     # How long a result is tried to be copied to the artifact store after the trainer ended.
     upload_patience_seconds: float = Field(default=600.0, gt=0)
+    # What stdout and stderr of a trainer may take of this node's disk, each.
+    log_bytes: int = Field(default=64 << 20, ge=SMALLEST_LIMIT)
     # From SIGTERM to SIGKILL of processes that the trainer left behind.
     leftover_grace_seconds: float = Field(default=2.0, ge=0)
 

@@ -18,6 +18,7 @@ from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_time
 from octrain_worker.settings import SupervisorSettings
 from octrain_worker.supervisor.link import Link
+from octrain_worker.supervisor.log_files import without_hole
 from octrain_worker.supervisor.outcome import Verdict
 from octrain_worker.supervisor.shipper import Shipper
 from octrain_worker.supervisor.spool import Spool
@@ -97,8 +98,12 @@ class Closing:
     def _store_all(self) -> bool:
         """Waits for the uploads, the logs' too, as long as their patience lasts."""
         for path in (self._folder.stdout, self._folder.stderr, self._folder.work / "crash.log"):
-            if path.exists() and path.stat().st_size:
-                self._uploads.add(Upload("log", path.name, path))
+            try:
+                if path.exists() and path.stat().st_size:
+                    whole = without_hole(path, self._folder.uploads / "logs")
+                    self._uploads.add(Upload("log", path.name, whole))
+            except OSError as error:
+                self._link.note("artifact_lost", f"{path.name} is not kept: {error}")
         give_up_at = boot_time() + self._settings.upload_patience_seconds
         while not self._uploads.idle and boot_time() < give_up_at:
             if not self._tick():

@@ -25,10 +25,12 @@ from octrain_worker.supervisor.claiming import claim_attempt
 from octrain_worker.supervisor.closing import Closing, ExitStatus, disowned
 from octrain_worker.supervisor.collector import Collector, last_lines
 from octrain_worker.supervisor.environment import MARKER
+from octrain_worker.supervisor.gpu_memory import GpuMemory
 from octrain_worker.supervisor.host_memory import OomCounts
 from octrain_worker.supervisor.intake import Intake, read_whole_records
 from octrain_worker.supervisor.lease import Lease
 from octrain_worker.supervisor.link import Link
+from octrain_worker.supervisor.log_files import bound_logs
 from octrain_worker.supervisor.outcome import Ending, Verdict, classify
 from octrain_worker.supervisor.preparation import Preparation, trainer_order
 from octrain_worker.supervisor.process_tree import descendants, end_processes, with_environment
@@ -45,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.2
 _LOG_TAIL_LINES = 50
+# How long a driver may take to give a GPU's memory back once no process of the attempt lives.
+_GPU_SECONDS = 20.0
 
 
 class Supervisor:
@@ -160,6 +164,7 @@ class Supervisor:
         )
         preparation.start()
         memory = OomCounts.now()
+        gpus = GpuMemory(claim.gpu_indices if claim.device == "cuda" else ())
         limits = claim.spec.get("limits") or {}
         stopping = Stopping(
             self._link,
@@ -167,11 +172,13 @@ class Supervisor:
             self._settings.supervisor,
             patience=float(limits.get("cancel_deadline_seconds", 120)),
         )
+        logs = [self._folder.stdout, self._folder.stderr]
         killed = False
         while True:
             self._wakeup.wait(_TICK_SECONDS)
             trainer.reap()
             intake.round()
+            bound_logs(logs, self._settings.supervisor.log_bytes)
             if self._link.stale is not None:
                 return None
             if preparation.verdict is not None and stopping.cause is None:
@@ -190,12 +197,14 @@ class Supervisor:
             if preparation.done and not trainer.begun and stopping.cause is None:
                 self._begin(trainer, claim)
         self._end_all(grace=self._settings.supervisor.leftover_grace_seconds)
+        held = gpus.wait_until_free(_GPU_SECONDS)
+        if held is not None:
+            self._link.note("gpu_memory_held", f"no process of the attempt lives, but {held}")
         self._link.end_of_training()
         self._folder.release_reserve()
         intake.drain()
         if self._link.stale is not None:
             return None
-        logs = [self._folder.stdout, self._folder.stderr]
         return classify(
             Ending(
                 result=read_json(self._folder.work / "result.json"),
