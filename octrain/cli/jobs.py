@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +11,7 @@ from rich.markup import escape
 from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
 from octrain.cli.render import age, duration, number, progress_text, sparkline, status_text, table
-from octrain.client import JobData
+from octrain.client import JobData, LogFilter
 
 
 def ls(
@@ -140,12 +141,37 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
     ] = False,
+    tail: Annotated[
+        int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last so many.")
+    ] = None,
+    level: Annotated[
+        list[str] | None,
+        typer.Option(help="Only these: debug, info, warning, error, critical; may be repeated."),
+    ] = None,
+    grep: Annotated[
+        str | None, typer.Option(help="Only lines with this text, in any case.")
+    ] = None,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Save the log so far as this file.")
+    ] = None,
     json_output: JsonOption = False,
 ) -> None:
     """Print what the trainer said (with --json: one JSON object a line)."""
+    wanted = LogFilter(levels=level or (), text=grep, attempt=attempt, rank=rank)
+    if output is not None and (follow or tail is not None or json_output):
+        raise typer.BadParameter("--output saves the whole log: without --follow, --tail, --json")
     with context.client() as client:
         handle = client.jobs.get(job)
-        for line in handle.follow_logs() if follow else handle.logs():
+        if output is not None:
+            console.print(f"Saved {escape(str(handle.save_log(output, wanted)))}", highlight=False)
+            return
+        if follow:
+            lines = handle.follow_logs(tail=tail, wanted=wanted)
+        else:
+            lines = handle.logs(tail=tail, wanted=wanted)
+        for line in lines:
             print(line.model_dump_json() if json_output else line.text, flush=follow)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from octrain.client.connection import Connection, find_connection
 from octrain.client.errors import JobFailed, OctrainError, ServerUnreachable, WaitTimeout
 from octrain.client.jobs import Client, Job, Jobs
+from octrain.client.logs import LogFilter
 from octrain.client.models import (
     Artifact,
     ArtifactFile,
@@ -34,6 +35,7 @@ __all__ = [
     "JobData",
     "JobFailed",
     "Jobs",
+    "LogFilter",
     "LogLine",
     "Node",
     "OctrainError",

@@ -16,7 +16,7 @@ SILENCE_SECONDS = 45.0
 
 def parse_events(lines: Iterable[str]) -> Iterator[StreamEvent]:
     """The events in the lines of a text/event-stream (WHATWG HTML 9.2.6), comments left out."""
-    identifier: int | None = None
+    identifier: int | str | None = None
     kind, data = "", list[str]()
     for line in lines:
         if line == "":
@@ -36,17 +36,21 @@ def parse_events(lines: Iterable[str]) -> Iterator[StreamEvent]:
             data.append(value)
         elif name == "event":
             kind = value
-        elif name == "id" and value.isdigit():
-            identifier = int(value)
+        elif name == "id":
+            identifier = int(value) if value.isdigit() else value or None
 
 
 def follow(
-    transport: Transport, path: str, *, after: int | None = None, patience_seconds: float = 60.0
+    transport: Transport,
+    path: str,
+    *,
+    after: int | str | None = None,
+    patience_seconds: float = 60.0,
 ) -> Iterator[StreamEvent]:
-    """Every event after number ``after``, each once, until ``end``.
+    """Every event after the id ``after``, each once, until ``end``.
 
-    A broken connection is opened again from the last event seen; ServerUnreachable is raised when
-    that has not worked for ``patience_seconds``.
+    A broken connection, or one that the server has ended for its age, is opened again from the
+    last event seen; ServerUnreachable is raised when that has not worked for ``patience_seconds``.
     """
     lost_at: float | None = None
     while True:
@@ -57,6 +61,9 @@ def follow(
             with transport.stream(path, headers=headers, read_timeout=SILENCE_SECONDS) as answer:
                 for event in parse_events(answer.iter_lines()):
                     lost_at = None
+                    if event.type == "reconnect":
+                        after = event.data.get("after", after)
+                        continue
                     if event.id is not None:
                         after = event.id
                     yield event

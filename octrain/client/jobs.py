@@ -16,8 +16,9 @@ from octrain.client.connection import find_connection
 from octrain.client.downloads import OnProgress, download_artifact
 from octrain.client.errors import JobFailed, OctrainError, WaitTimeout
 from octrain.client.events import follow
+from octrain.client.logs import JobLog, LogFilter
 from octrain.client.models import Artifact, JobData, LogLine, Node, Series, StreamEvent
-from octrain.client.transport import Transport
+from octrain.client.transport import Transport, with_query
 
 # The server holds a long poll at most this long.
 LONG_POLL_SECONDS = 30
@@ -51,6 +52,11 @@ class Client:
         """The machines that run jobs."""
         answer = self._transport.request("GET", "/nodes")
         return [Node.model_validate(item) for item in _items(answer)]
+
+    def events(self, *, after: int | str | None = None) -> Iterator[StreamEvent]:
+        """What happens to all jobs of this key, live and without end; ``data["job_id"]`` says to
+        which. ``after`` is an event's ``id`` to go on from, or 0 for everything so far."""
+        return follow(self._transport, "/events/stream", after=after)
 
     def create_key(self, name: str, owner: str, scopes: Sequence[str]) -> str:
         """Make an API key (scope admin); the key, which the server never tells again."""
@@ -180,9 +186,21 @@ class Job:
         if not self.data.is_final and pause > 0:
             time.sleep(pause)
 
-    def stream(self, *, after: int | None = None) -> Iterator[StreamEvent]:
-        """Live events from the job's first (or the one after number ``after``) to its end."""
-        return follow(self._transport, self._path("/stream"), after=after)
+    def stream(
+        self,
+        *,
+        after: int | None = None,
+        include: Sequence[str] | None = None,
+        metrics: Sequence[str] | None = None,
+    ) -> Iterator[StreamEvent]:
+        """Live events from the job's first (or the one after number ``after``) to its end.
+
+        ``include`` names what is wanted of ``status``, ``events``, ``metrics``, ``logs``;
+        ``metrics`` has patterns of metric names (``train/*``).
+        """
+        params = {"include": _listed(include), "metrics": _listed(metrics)}
+        path = with_query(self._path("/stream"), params)
+        return follow(self._transport, path, after=after)
 
     def metrics(
         self, *names: str, from_step: int | None = None, max_points: int | None = None
@@ -196,31 +214,36 @@ class Job:
         answer = self._transport.request("GET", self._path("/metrics"), params=params)
         return [Series.model_validate(item) for item in answer["series"]]
 
-    def logs(self, *, after: int = 0, limit: int | None = None) -> Iterator[LogLine]:
-        """The lines that the trainer printed so far, page by page."""
-        taken = 0
-        while limit is None or taken < limit:
-            size = 1000 if limit is None else min(1000, limit - taken)
-            params = {"after": after, "limit": size}
-            answer = self._transport.request("GET", self._path("/logs"), params=params)
-            lines = [LogLine.model_validate(line) for line in answer["lines"]]
-            yield from lines
-            taken += len(lines)
-            if not lines or answer.get("next_after") is None:
-                return
-            after = int(answer["next_after"])
+    def logs(
+        self,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        tail: int | None = None,
+        wanted: LogFilter | None = None,
+    ) -> Iterator[LogLine]:
+        """The lines that the trainer printed so far, page by page; the last ones with ``tail``."""
+        log = JobLog(self._transport, self._path(), wanted or LogFilter())
+        return iter(log.tail(tail)) if tail is not None else log.after(after, limit)
 
-    def follow_logs(self, *, after: int = 0) -> Iterator[LogLine]:
-        """The lines so far and every later one as it comes, until the job has ended."""
-        while True:
-            self.refresh()
-            ended = self.data.is_final  # known before the lines are read: none is missed
-            for line in self.logs(after=after):
-                after = line.seq
-                yield line
-            if ended:
-                return
-            time.sleep(_POLL_PAUSE)
+    def follow_logs(
+        self, *, after: int = 0, tail: int | None = None, wanted: LogFilter | None = None
+    ) -> Iterator[LogLine]:
+        """The lines so far (or the last ones) and every later one, until the job has ended."""
+        self.refresh()
+        log = JobLog(self._transport, self._path(), wanted or LogFilter())
+        # Numbers known before the lines are read: what is printed meanwhile is in the stream.
+        event, ended = self.data.last_event, self.data.is_final
+        for line in self.logs(after=after, tail=tail, wanted=wanted):
+            after = line.seq
+            yield line
+        if not ended:
+            yield from log.follow(after, event)
+
+    def save_log(self, target: str | Path | None = None, wanted: LogFilter | None = None) -> Path:
+        """Write the log so far into a file (``<job id>.log``); its path."""
+        log = JobLog(self._transport, self._path(), wanted or LogFilter())
+        return log.save(Path(target) if target is not None else Path(f"{self.id}.log"))
 
     def artifacts(self) -> list[Artifact]:
         """What the job has made so far."""
@@ -276,6 +299,10 @@ class Job:
     def __repr__(self) -> str:
         progress = self.data.progress
         return f"Job({self.id!r}, {self.status}, step {progress.step}/{progress.total_steps})"
+
+
+def _listed(names: Sequence[str] | None) -> str | None:
+    return None if names is None else ",".join(names)
 
 
 def _items(answer: Any, name: str = "items") -> list[Any]:

@@ -87,6 +87,7 @@ class JobData(_Answer):
     waiting_for: str | None = None
     queue_position: int | None = None
     version: int = 0
+    last_event: int = 0
     device: str | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
@@ -124,6 +125,8 @@ class LogLine(_Answer):
     time: Any = None
     stream: str = "stdout"
     attempt: int | None = None
+    rank: int | None = None
+    level: str | None = None
     text: str
 
 
@@ -170,8 +173,12 @@ class Node(_Answer):
 
 
 class StreamEvent(_Answer):
-    """One event of a job's stream: ``type`` is status, progress, metrics, log or end."""
+    """One event of a stream. ``type`` is status, event, progress, metrics, log, or end; ``gap``
+    tells that metrics were left out, ``reset`` that more was: read the job anew.
 
-    id: int | None = None
+    ``id`` is what to come back with: a number in a job's stream.
+    """
+
+    id: int | str | None = None
     type: str
     data: dict[str, Any] = Field(default_factory=dict)

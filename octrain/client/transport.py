@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 
@@ -150,6 +151,12 @@ def _decoded(answer: httpx.Response) -> Any:
             "is it an Octrain server?",
             status=answer.status_code,
         ) from None
+
+
+def with_query(path: str, params: Mapping[str, Any]) -> str:
+    """The path with those of the parameters that are given."""
+    query = urlencode(_clean(params) or {})
+    return f"{path}?{query}" if query else path
 
 
 def _clean(params: Mapping[str, Any] | None) -> dict[str, Any] | None:

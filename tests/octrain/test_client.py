@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import octrain
-from octrain.client import JobFailed, OctrainError, ServerUnreachable, WaitTimeout
+from octrain.client import JobFailed, LogFilter, OctrainError, ServerUnreachable, WaitTimeout
 from octrain.local.state import ApiState, StackState
 
 JobObject = Callable[..., dict[str, Any]]
@@ -211,27 +211,88 @@ def test_metrics_become_numbers_and_arrays(
     np.testing.assert_array_equal(found.to_numpy(), [[1, 3.5], [2, np.nan], [3, 2.5]])
 
 
+def test_an_aged_connection_is_opened_again_at_its_place(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    parts = {
+        None: 'id: 7\nevent: status\ndata: {}\n\nevent: reconnect\ndata: {"after": "9"}\n\n',
+        "9": 'event: gap\ndata: {"after": "9", "until": "20"}\n\nevent: end\ndata: {}\n\n',
+    }
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    server.routes["GET /v1/jobs/job_1/stream"] = lambda r: reply(
+        parts[r.headers.get("last-event-id")].encode(), content_type="text/event-stream"
+    )
+    seen = list(client.jobs.get("job_1").stream(include=["status", "metrics"], metrics=["a/*"]))
+    assert [event.type for event in seen] == ["status", "gap", "end"]
+    assert server.requests[-1].query == {"include": "status,metrics", "metrics": "a/*"}
+
+
+def test_ids_of_the_stream_of_all_jobs_are_kept_as_they_are(
+    client: Any, server: Any, reply: Any
+) -> None:
+    text = b'id: 12:job_1:3\nevent: status\ndata: {"job_id": "job_1"}\n\n'
+    server.routes["GET /v1/events/stream"] = lambda r: reply(text, content_type="text/event-stream")
+    events = client.events(after="11")
+    assert [next(events).id, next(events).id] == ["12:job_1:3"] * 2
+    assert [r.headers["last-event-id"] for r in server.requests] == ["11", "12:job_1:3"]
+
+
 def test_logs_are_followed_until_the_end_and_each_line_once(
     client: Any, server: Any, reply: Any, job_object: JobObject
 ) -> None:
     lines: list[dict[str, Any]] = [
-        {"seq": n, "text": f"line {n}", "stream": "stdout"} for n in (1, 2, 3)
+        {"seq": n, "text": f"line {n}", "stream": "stdout", "level": "error" if n % 2 else None}
+        for n in range(1, 7)
     ]
-    asked = {"job": 0}
-
-    def job(request: Any) -> Any:
-        asked["job"] += 1
-        return reply(job_object(is_final=asked["job"] > 2))
 
     def logs(request: Any) -> Any:
         after = int(request.query["after"])
-        available = lines[: 2 if asked["job"] < 3 else 3]
-        found = [line for line in available if line["seq"] > after]
-        return reply({"lines": found, "next_after": found[-1]["seq"] if found else None})
+        found = [line for line in lines[:4] if line["seq"] > after and line["level"]]
+        return reply({"lines": found, "next_after": 4})
 
-    server.routes["GET /v1/jobs/job_1"] = job
+    def stream(request: Any) -> Any:
+        # The stream begins before the lines that were read, and breaks off once.
+        first, last = (3, 5) if request.headers["last-event-id"] == "2" else (5, 6)
+        blocks = [
+            f"id: {line['seq']}\nevent: log\ndata: {json.dumps(line)}\n\n"
+            for line in lines[first - 1 : last]
+        ]
+        end = "event: end\ndata: {}\n\n" if last == 6 else ""
+        return reply(("".join(blocks) + end).encode(), content_type="text/event-stream")
+
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object(last_event=2))
     server.routes["GET /v1/jobs/job_1/logs"] = logs
-    assert [line.seq for line in client.jobs.get("job_1").follow_logs()] == [1, 2, 3]
+    server.routes["GET /v1/jobs/job_1/stream"] = stream
+    wanted = LogFilter(levels=["error"], text="LINE")
+    seen = [line.seq for line in client.jobs.get("job_1").follow_logs(wanted=wanted)]
+    assert seen == [1, 3, 5]
+    asked = [r.query for r in server.requests if r.path.endswith("/logs")]
+    assert asked[0] == {"level": "error", "text": "LINE", "after": "0", "limit": "1000"}
+    assert [r.query for r in server.requests if r.path.endswith("/stream")] == [
+        {"include": "logs"}
+    ] * 2
+
+
+def test_the_last_lines_and_a_saved_log(
+    client: Any, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
+) -> None:
+    def logs(request: Any) -> Any:
+        page = {"tail": ([9, 10], 8), "before": ([7], None)}
+        numbers, before = page["tail" if "tail" in request.query else "before"]
+        lines = [{"seq": n, "text": f"{n}"} for n in numbers]
+        return reply({"lines": lines, "next_after": 10, "next_before": before})
+
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    server.routes["GET /v1/jobs/job_1/logs"] = logs
+    server.routes["GET /v1/jobs/job_1/logs/download"] = lambda r: reply(
+        b"a\nb\n", content_type="text/plain"
+    )
+    job = client.jobs.get("job_1")
+    assert [line.seq for line in job.logs(tail=3)] == [7, 9, 10]
+    saved = job.save_log(tmp_path / "all.log", LogFilter(rank=2))
+    assert saved.read_bytes() == b"a\nb\n"
+    assert server.requests[-1].query == {"rank": "2"}
+    assert list(tmp_path.iterdir()) == [saved]
 
 
 def artifact_routes(

@@ -140,3 +140,31 @@ def test_the_command_and_the_client_load_no_server_and_no_torch() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout.strip() == "[]", answer.stderr
+
+
+def test_logs_are_followed_narrowed_and_saved(
+    octrain: Run, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
+) -> None:
+    line = {"seq": 5, "text": "ERROR out of luck", "level": "error"}
+    later = {"seq": 6, "text": "ERROR again", "level": "error"}
+    stream = f"id: 9\nevent: log\ndata: {json.dumps(later)}\n\nevent: end\ndata: {{}}\n\n"
+    server.routes |= {
+        "GET /v1/jobs/job_1": lambda r: reply(job_object(last_event=8)),
+        "GET /v1/jobs/job_1/logs": lambda r: reply(
+            {"lines": [line], "next_after": 5, "next_before": 5}
+        ),
+        "GET /v1/jobs/job_1/logs/download": lambda r: reply(b"all\n", content_type="text/plain"),
+        "GET /v1/jobs/job_1/stream": lambda r: reply(
+            stream.encode(), content_type="text/event-stream"
+        ),
+    }
+    followed = octrain("logs", "job_1", "-f", "-n", "1", "--level", "error", url=server.url)
+    assert (followed.returncode, followed.stdout.splitlines()) == (
+        0,
+        ["ERROR out of luck", "ERROR again"],
+    )
+    assert {"tail": "1", "level": "error"} in [request.query for request in server.requests]
+    target = tmp_path / "job.log"
+    saved = octrain("logs", "job_1", "-o", str(target), url=server.url)
+    assert (saved.returncode, target.read_text()) == (0, "all\n")
+    assert octrain("logs", "job_1", "-f", "-o", str(target), url=server.url).returncode == 2
