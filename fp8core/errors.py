@@ -18,6 +18,7 @@ __all__ = [
     "EngineUnsupported",
     "ModelUnavailable",
     "OutOfMemory",
+    "RankLost",
     "SpecRefused",
     "StorageFull",
     "TrainingError",
@@ -48,10 +49,12 @@ class TrainingError(Exception):
     """A run cannot start or go on, for a reason outside the program.
 
     ``reason`` is what a service stores, ``pointer`` the JSON pointer of the spec's field at fault
-    ("" is the whole spec, None where no field is).
+    ("" is the whole spec, None where no field is). ``rank``: the rank at fault, where one of
+    several is and the others raise the same.
     """
 
     default_reason: ClassVar[Reason] = Reason.INTERNAL_ERROR
+    rank: int | None = None
 
     def __init__(
         self, message: str, *, reason: Reason | None = None, pointer: str | None = None
@@ -115,6 +118,12 @@ class CheckpointCorrupt(TrainingError):
     """Checkpoints exist and none of them verifies."""
 
     default_reason = Reason.CHECKPOINT_CORRUPT
+
+
+class RankLost(TrainingError):
+    """An exchange with the other ranks broke off or took too long: one of them is gone."""
+
+    default_reason = Reason.TRAINER_CRASHED
 
 
 class StorageFull(TrainingError):

@@ -10,6 +10,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from fp8core.errors import exit_code_of
 from fp8core.spec import ExitCode, Reason, SpecInvalid
@@ -76,17 +77,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
         return run_spare(debug=parsed.debug)
     if parsed.command == "train":
-        from fp8core.commands.train import run_train
-
-        return run_train(
-            parsed.spec,
-            parsed.workdir,
-            parsed.root,
-            device=parsed.device,
-            job_folder=parsed.job_folder,
-            upload_folder=parsed.upload_folder,
-            debug=parsed.debug,
-        )
+        return _train(parsed)
     from fp8core.commands.spec_file import read_spec_file
 
     spec_file = read_spec_file(parsed.spec, parsed.root)
@@ -101,6 +92,27 @@ def _run(parsed: argparse.Namespace) -> int:
     from fp8core.commands.plan import run_plan
 
     return run_plan(spec_file, parsed.job_folder, as_json=parsed.json)
+
+
+def _train(parsed: argparse.Namespace) -> int:
+    from fp8core.commands.ranks import ranks_to_start, run_ranks, train_arguments
+    from fp8core.training.ranks.place import RankPlace, die_with_parent
+
+    if RankPlace.of_environment() is not None:
+        die_with_parent()
+    wanted: dict[str, Any] = {
+        "device": parsed.device,
+        "job_folder": parsed.job_folder,
+        "upload_folder": parsed.upload_folder,
+        "debug": parsed.debug,
+    }
+    ranks = ranks_to_start(parsed.spec, parsed.root)
+    if ranks > 1:
+        arguments = train_arguments(parsed.spec, parsed.workdir, parsed.root, **wanted)
+        return run_ranks(ranks, arguments, parsed.workdir)
+    from fp8core.commands.train import run_train
+
+    return run_train(parsed.spec, parsed.workdir, parsed.root, **wanted)
 
 
 def _parser() -> argparse.ArgumentParser:

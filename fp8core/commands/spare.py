@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fp8core.commands.ranks import ranks_to_start, train_arguments
 from fp8core.spec import ExitCode
 
 __all__ = ["run_spare"]
@@ -22,7 +23,9 @@ _MAX_ORDER = 1 << 20
 
 
 def run_spare(*, debug: bool = False) -> int:
-    """Reads one JSON line on stdin and trains in this process; 0 when stdin ends without one.
+    """Reads one JSON line on stdin and trains; 0 when stdin ends without one.
+
+    A job of one rank trains in this process, which becomes the launcher for a job of several.
 
     The line: ``{"spec_path", "workdir", "roots": [...], "device", "job_folder", "upload_folder",
     "env": {...}}``, all but the first two optional.
@@ -40,6 +43,16 @@ def run_spare(*, debug: bool = False) -> int:
         print(f"error: the order on stdin is not valid: {error!r}", file=sys.stderr)
         return int(ExitCode.INTERNAL_ERROR)
     os.environ.update(environment)
+    wanted: dict[str, Any] = {
+        "device": order.get("device") or "auto",
+        "job_folder": _path(order.get("job_folder")),
+        "upload_folder": _path(order.get("upload_folder")),
+        "debug": debug,
+    }
+    if ranks_to_start(spec_path, roots) > 1:
+        # The launcher of ranks takes the place of this process, whose imports it has no use for.
+        arguments = train_arguments(spec_path, workdir, roots, **wanted)
+        os.execv(sys.executable, [sys.executable, "-m", "fp8core", *arguments])
     if "OMP_NUM_THREADS" in environment:
         import torch
 
@@ -47,15 +60,7 @@ def run_spare(*, debug: bool = False) -> int:
         torch.set_num_threads(int(environment["OMP_NUM_THREADS"]))
     from fp8core.commands.train import run_train
 
-    return run_train(
-        spec_path,
-        workdir,
-        roots,
-        device=order.get("device") or "auto",
-        job_folder=_path(order.get("job_folder")),
-        upload_folder=_path(order.get("upload_folder")),
-        debug=debug,
-    )
+    return run_train(spec_path, workdir, roots, **wanted)
 
 
 def _path(value: Any) -> Path | None:

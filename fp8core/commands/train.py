@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from fp8core.commands.cli import error_lines
 from fp8core.commands.console import RunConsole, say
 from fp8core.commands.quiet import quieten_libraries
 from fp8core.commands.spec_file import read_spec_file
-from fp8core.errors import TrainingError
+from fp8core.errors import RankLost, TrainingError
 from fp8core.spec import Outcome, Reason
 from fp8core.telemetry import TelemetryWriter
 from fp8core.telemetry.sinks import Sinks
 from fp8core.training.build import Places
 from fp8core.training.outcome import RunResult
-from fp8core.training.run import Run
+from fp8core.training.position import Position
+from fp8core.training.ranks.place import RankPlace
+from fp8core.training.ranks.silent import SilentTelemetry
+from fp8core.training.run import OnFigures, Run
 from fp8core.training.stopping import StopRequest
 from fp8core.training.workdir import Workdir
 
@@ -33,45 +39,112 @@ def run_train(
     upload_folder: Path | None = None,
     debug: bool = False,
 ) -> int:
-    """Trains; returns the exit code. ``result.json`` in the workdir says the same and more."""
-    stop = StopRequest()
+    """Trains in this process; returns the exit code.
+
+    ``result.json`` in the workdir says the same and more. Where the launcher of several ranks
+    started this process, it is one of them, and the launcher writes the result of all.
+    """
+    place = RankPlace.of_environment()
+    stop = StopRequest(patient=place is not None)
     stop.install()
     quieten_libraries()
-    with Workdir(workdir_path) as workdir:
+    job = _Job(spec_path, roots, device, job_folder, upload_folder, debug)
+    if place is None:
+        with Workdir(workdir_path) as workdir:
+            result = job.run(workdir, stop, None)
+            _write_result(result, workdir)
+            return result.exit_code
+    place.register()
+    return _as_rank(job, workdir_path, stop, place)
+
+
+def _as_rank(job: _Job, workdir_path: Path, stop: StopRequest, place: RankPlace) -> int:
+    """One of several: the launcher hears of the end, and writes the result of all.
+
+    0 where the rank did what was asked of it, a stop included: any other exit code is a failure.
+    """
+    try:
+        if place.main:
+            with Workdir(workdir_path) as workdir:
+                result = job.run(workdir, stop, place)
+        else:
+            result = job.run(Workdir(workdir_path), stop, place)
+    except TrainingError as error:  # of the workdir itself
+        say(f"error: {error.line}", sys.stderr)
+        result = RunResult.failed(error, 0)
+    place.end({**result.to_json(), "rank": result.rank}, secondary=job.lost_others)
+    return result.exit_code if result.outcome == Outcome.FAILED else 0
+
+
+@dataclass
+class _Job:
+    """What the command line asks for. ``lost_others``: it failed because another rank was gone."""
+
+    spec_path: Path
+    roots: list[Path]
+    device: str
+    job_folder: Path | None
+    upload_folder: Path | None
+    debug: bool
+    lost_others: bool = False
+
+    def run(self, workdir: Workdir, stop: StopRequest, place: RankPlace | None) -> RunResult:
         run: Run | None = None
         try:
-            spec_file = read_spec_file(spec_path, roots)
-            places = Places(spec_file.roots, spec_file.base, job_folder, upload_folder)
-            steps = spec_file.spec.training.steps
-            with (
-                TelemetryWriter(workdir.telemetry) as telemetry,
-                Sinks(spec_file.spec, workdir.path, telemetry) as sinks,
-                RunConsole(steps) as console,
-            ):
+            spec_file = read_spec_file(self.spec_path, self.roots)
+            places = Places(spec_file.roots, spec_file.base, self.job_folder, self.upload_folder)
+            with contextlib.ExitStack() as stack:
+                telemetry: TelemetryWriter = SilentTelemetry()
+                sinks: Sinks | None = None
+                on_figures: OnFigures = _unseen
+                if place is None or place.main:
+                    telemetry = stack.enter_context(TelemetryWriter(workdir.telemetry))
+                    sinks = Sinks(spec_file.spec, workdir.path, telemetry)
+                    stack.enter_context(sinks)
+                    steps = spec_file.spec.training.steps
+                    on_figures = stack.enter_context(RunConsole(steps)).figures
                 run = Run(
                     spec_file.spec,
                     workdir,
                     telemetry,
                     stop,
                     places=places,
-                    device=device,
-                    on_figures=console.figures,
+                    device=self.device,
+                    on_figures=on_figures,
+                    place=place,
                 )
                 result = run.execute()
-                sinks.outcome = result.outcome
-            say(result.detail)
+                if sinks is not None:
+                    sinks.outcome = result.outcome
+            if place is None:
+                say(result.detail)
+            return result
         except Exception as error:
-            result = _failure(error, workdir, 0 if run is None else run.step, debug=debug)
-        _write_result(result, workdir)
-        return int(result.exit_code)
+            self.lost_others = place is not None and _means_loss(error)
+            crash_log = workdir.crash_log
+            if place is not None and not place.main:
+                crash_log = workdir.crash_log_of(place.rank)
+            step = 0 if run is None else run.step
+            return _failure(error, crash_log, step, debug=self.debug)
 
 
-def _failure(error: Exception, workdir: Workdir, step: int, *, debug: bool) -> RunResult:
+def _means_loss(error: Exception) -> bool:
+    """Whether an error only tells that another rank is gone, be it from inside an engine."""
+    import torch.distributed
+
+    return isinstance(error, RankLost | torch.distributed.DistError)
+
+
+def _unseen(position: Position, values: Mapping[str, float]) -> None:
+    """Figures of a rank that reports nothing."""
+
+
+def _failure(error: Exception, crash_log: Path, step: int, *, debug: bool) -> RunResult:
     lines, reason = error_lines(error)
     if reason == Reason.INTERNAL_ERROR and not isinstance(error, TrainingError):
-        lines = [f"{lines[0].partition(' (--debug')[0]} (see {workdir.crash_log})"]
+        lines = [f"{lines[0].partition(' (--debug')[0]} (see {crash_log})"]
         try:
-            workdir.crash_log.write_text(traceback.format_exc())
+            crash_log.write_text(traceback.format_exc())
         except OSError:
             traceback.print_exc()  # the log is the only other place for it
     if debug:
@@ -79,7 +152,8 @@ def _failure(error: Exception, workdir: Workdir, step: int, *, debug: bool) -> R
     for line in lines:
         say(line, sys.stderr)
     detail = "; ".join(line.removeprefix("error: ") for line in lines)
-    return RunResult(Outcome.FAILED, reason, detail, step)
+    rank = error.rank if isinstance(error, TrainingError) else None
+    return RunResult(Outcome.FAILED, reason, detail, step, rank=rank)
 
 
 def _write_result(result: RunResult, workdir: Workdir) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8core.engines.protocol import TOKEN_MULTIPLE, NormDescription
+from fp8core.engines.protocol import TOKEN_MULTIPLE, AmaxSharing, NormDescription
 from fp8core.engines.state_check import check_state
 from fp8core.spec.recipe import AmpRecipe
 
@@ -52,6 +52,9 @@ class AmpEngine:
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         raise TypeError(_REFUSAL)
+
+    def share_amaxes(self, ranks: AmaxSharing) -> None:
+        """Nothing to do: there are no amaxes."""
 
     def prepare(self, model: nn.Module) -> None:
         """Nothing to do: the baselines run eagerly."""

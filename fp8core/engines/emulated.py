@@ -7,7 +7,8 @@ every field of the recipe. When things happen, with delayed scaling:
   stage the amaxes. The forward histories are updated when the context is left, if gradients are
   then enabled.
 * Casts of a backward pass use the gradients' scales and stage their amaxes; ``after_backward``
-  updates them. Both happen for every micro-batch.
+  updates them. Both happen for every micro-batch. Where several ranks train together, an update
+  takes the largest of their amaxes: two small exchanges a micro-batch, as Transformer Engine has.
 * A forward pass that runs inside a backward pass is the recomputation of gradient checkpointing,
   whichever library started it: it casts with the scales of the context it repeats, and stages
   nothing.
@@ -26,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.engines.emulated_layers import EmulatedLinear, EmulatedNorm, QuantizedTensor
-from fp8core.engines.protocol import TOKEN_MULTIPLE, NormDescription
+from fp8core.engines.protocol import TOKEN_MULTIPLE, AmaxSharing, NormDescription
 from fp8core.engines.state_check import check_state
 from fp8core.numerics.casts import E4M3, E5M2, Float8Format, measure_amax, quantize
 from fp8core.numerics.current_scaling import current_scale
@@ -92,6 +93,7 @@ class EmulatedEngine:
         self._backward_due = False
         self._ambiguous = False
         self._health: HealthRecorder | None = None
+        self._share: Callable[[Tensor], None] = lambda staged: None
 
     # Conversion
 
@@ -121,6 +123,9 @@ class EmulatedEngine:
 
     # The step
 
+    def share_amaxes(self, ranks: AmaxSharing) -> None:
+        self._share = ranks.maximum
+
     def prepare(self, model: nn.Module) -> None:
         """Nothing to do: the emulation runs eagerly."""
 
@@ -132,7 +137,7 @@ class EmulatedEngine:
         with self._enter(_Region(fp8=True, training=True, scales=self._forward_scales())):
             yield
         if self._forward_histories is not None and torch.is_grad_enabled():
-            self._forward_histories.update()
+            self._forward_histories.update(self._share)
 
     @contextmanager
     def evaluation_context(self) -> Iterator[None]:
@@ -143,7 +148,7 @@ class EmulatedEngine:
     def after_backward(self) -> None:
         self._backward_due = self._ambiguous = False
         if self._backward_histories is not None:
-            self._backward_histories.update()
+            self._backward_histories.update(self._share)
 
     def linear_pass(self, name: str) -> _Pass | None:
         """How the Linear ``name`` runs now: the side of the engine that its layers see."""

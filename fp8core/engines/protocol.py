@@ -49,6 +49,22 @@ class NormDescription:
     zero_centered: bool = False
 
 
+class AmaxSharing(Protocol):
+    """The ranks that train one model, as an engine with delayed scaling needs them.
+
+    Every rank calls it at the same places, in the same order.
+    """
+
+    @property
+    def process_group(self) -> Any:
+        """Their ``torch.distributed`` group, for an engine that exchanges by itself."""
+        ...
+
+    def maximum(self, tensor: Tensor) -> None:
+        """Puts the largest of the ranks' values in place of each element."""
+        ...
+
+
 @runtime_checkable
 class Engine(Protocol):
     """One precision engine, bound to a recipe and a device, for one model in one process.
@@ -90,6 +106,15 @@ class Engine(Protocol):
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         """A replacement for a norm, with the same Parameter objects as ``weight`` and ``bias``."""
+        ...
+
+    def share_amaxes(self, ranks: AmaxSharing) -> None:
+        """Called once, before the first step, where several ranks train the model together.
+
+        From then on every update of a scale is made from the largest amax of all ranks, so that
+        histories and scales stay the same on all of them. Without effect where scales are made
+        from the very tensor that is cast: each rank's fit its own share of the batch.
+        """
         ...
 
     def prepare(self, model: nn.Module) -> None:

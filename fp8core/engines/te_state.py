@@ -7,7 +7,7 @@ grad_output, grad_input), so that ``interval``, health and checkpoints treat the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -60,15 +60,21 @@ class OwnDelayedState:
                 ),
             )
 
-    def update(self, forward: bool) -> None:
-        """Rotate the histories and recompute the scales, with Transformer Engine's own kernel."""
+    def update(self, forward: bool, share: Callable[[Tensor], None] = lambda amaxes: None) -> None:
+        """Rotate the histories and recompute the scales, with Transformer Engine's own kernel.
+
+        ``share``: gets the staged amaxes of all layers, fp32 in one row, to put into their place
+        the largest ones of all ranks; the kernel prefers what it is given to what is staged.
+        """
         states = self.forward if forward else self.backward
         if not states:
             return
         import transformer_engine_torch as tex
 
+        amaxes = torch.cat([state.amax_history[0] for state in states.values()])
+        share(amaxes)
         tex.fused_amax_and_scale_update_after_reduction(
-            torch.cat([state.amax_history[0] for state in states.values()]),
+            amaxes,
             [state.amax_history for state in states.values()],
             [state.scale for state in states.values()],
             self.algorithm,

@@ -23,7 +23,12 @@ from torch import Tensor, nn
 
 from fp8core.engines.blocks import find_blocks
 from fp8core.engines.emulated import linear_refusal
-from fp8core.engines.protocol import TOKEN_MULTIPLE, Availability, NormDescription
+from fp8core.engines.protocol import (
+    TOKEN_MULTIPLE,
+    AmaxSharing,
+    Availability,
+    NormDescription,
+)
 from fp8core.engines.state_check import check_state
 from fp8core.engines.torchao_health import LayerHealth
 from fp8core.errors import EngineUnsupported
@@ -99,6 +104,9 @@ class TorchaoEngine:
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         raise TypeError(self.norm_refusal(norm))
+
+    def share_amaxes(self, ranks: AmaxSharing) -> None:
+        """Nothing to do: every scale is made from the tensor that is cast."""
 
     def prepare(self, model: nn.Module) -> None:
         """Compiles each block that holds converted layers, and such layers outside of any block.

@@ -16,7 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8core.engines.protocol import TOKEN_MULTIPLE, Availability, NormDescription
+from fp8core.engines.protocol import (
+    TOKEN_MULTIPLE,
+    AmaxSharing,
+    Availability,
+    NormDescription,
+)
 from fp8core.engines.te_health import HealthRecorder
 from fp8core.engines.te_modules import make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear
@@ -89,6 +94,8 @@ class TransformerEngine:
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None
+        self._group: Any = None
+        self._share: Callable[[Tensor], None] = lambda amaxes: None
         self._recomputation = Recomputation(self._first_run)
         self._casts = WeightCasts()
         # A kept cast stages no amax. With an interval, the updates that are due could then miss
@@ -146,6 +153,12 @@ class TransformerEngine:
         layer: nn.Module = make_norm(norm)
         return layer
 
+    def share_amaxes(self, ranks: AmaxSharing) -> None:
+        # te.Linear's amaxes are reduced by Transformer Engine itself, over the group its context
+        # is given: forward when the context is left, backward behind the region's first layer.
+        self._group = ranks.process_group
+        self._share = ranks.maximum
+
     def prepare(self, model: nn.Module) -> None:
         """Nothing to do: Transformer Engine's modules run eagerly, in fused kernels."""
 
@@ -179,7 +192,9 @@ class TransformerEngine:
         try:
             with (
                 torch.autocast("cuda", dtype=self.compute_dtype),
-                self._te.autocast(enabled=fp8, recipe=self._te_recipe),
+                self._te.autocast(
+                    enabled=fp8, recipe=self._te_recipe, amax_reduction_group=self._group
+                ),
                 nullcontext() if training else self._casts.paused(),
             ):
                 yield
@@ -208,7 +223,7 @@ class TransformerEngine:
     def _after_update(self, direction: str) -> None:
         if self._own is None:
             return
-        self._own.update(forward=direction == "forward")
+        self._own.update(forward=direction == "forward", share=self._share)
         self._interval.after_update(direction, [s.scale for _, s in self._states(direction)])
 
     def _states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:

@@ -86,7 +86,7 @@ def plan(
         model,
         [d.layer.module for d in decisions if d.reason is None and d.norm is None],
         config,
-        micro_batches=training.gradient_accumulation * spec.resources.gpus,
+        micro_batches=training.gradient_accumulation * spec.resources.ranks,
         batch_size=training.batch_size,
         sequence_length=training.sequence_length,
         override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
@@ -104,7 +104,7 @@ def plan(
             model, decisions, spec, tokens=tokens, adapted=[layer.module for layer in adapted]
         ),
         flops=flops,
-        tokens_per_step=tokens * training.gradient_accumulation * spec.resources.gpus,
+        tokens_per_step=tokens * training.gradient_accumulation * spec.resources.ranks,
     )
 
 

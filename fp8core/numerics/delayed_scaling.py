@@ -21,6 +21,7 @@ and the scale of a tensor is recomputed at its first update and at every ``inter
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,9 +137,15 @@ class AmaxHistories:
         cell = self._staging[column]
         torch.fmax(cell, amax, out=cell)
 
-    def update(self) -> None:
-        """Turns the histories and recomputes the scales, as the module's text says."""
+    def update(self, share: Callable[[Tensor], None] = lambda staged: None) -> None:
+        """Turns the histories and recomputes the scales, as the module's text says.
+
+        ``share``: gets the staged amaxes (fp32 ``[n]``) first, to put into their place the largest
+        ones of all ranks.
+        """
         staged = self._history[0].clone()
+        share(staged)
+        self._history[0].copy_(staged)
         ran = staged != 0
         if self._scaling.amax_compute_algo == "max":
             # Row 0 is the staged amax itself, so the maximum over all rows is the one wanted.

@@ -163,11 +163,28 @@ class Resources(Part):
 
     device: Literal["auto", "cuda", "cpu"] = Field(
         default="auto",
-        description="`auto` takes a GPU, or a CPU where there is none and the engine allows it.",
+        description=(
+            "`auto` takes a GPU, or a CPU where there is none and the engine allows it; with "
+            "several GPUs it is `cuda`."
+        ),
     )
     gpus: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=1, description="GPUs, with one rank on each."
+        default=1, description="GPUs of one node, with one rank on each."
     )
+    cpu_ranks: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=1, description="Ranks of a job on a CPU; each takes one CPU slot of the node."
+    )
+    rank_timeout_seconds: Annotated[int, Field(ge=5, le=86_400)] = Field(
+        default=600,
+        description=(
+            "Seconds a rank waits for the others in an exchange before the run ends as crashed."
+        ),
+    )
+
+    @property
+    def ranks(self) -> int:
+        """How many ranks train together."""
+        return self.cpu_ranks if self.device == "cpu" else self.gpus
 
 
 class Limits(Part):

@@ -219,19 +219,34 @@ def _master_weights_differ(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
-@_reads("/training/precision/communication", "/resources/gpus")
+@_reads("/training/precision/communication", "/resources")
 def _communication_happens(spec: JobSpec) -> Iterator[Problem]:
-    if spec.training.precision.communication != "fp32" and spec.resources.gpus == 1:
+    if spec.training.precision.communication != "fp32" and spec.resources.ranks == 1:
         yield _conflict(
             "/training/precision/communication",
-            "one GPU sends gradients to no other, so this would have no effect; leave it at fp32",
+            "one rank sends gradients to no other, so this would have no effect; leave it at fp32",
         )
 
 
 @_reads("/resources")
-def _cpu_has_no_gpus(spec: JobSpec) -> Iterator[Problem]:
-    if spec.resources.device == "cpu" and spec.resources.gpus > 1:
-        yield _conflict("/resources/gpus", "a job on a CPU has no GPUs; leave it at 1")
+def _ranks_have_devices(spec: JobSpec) -> Iterator[Problem]:
+    resources = spec.resources
+    if resources.device == "cpu" and resources.gpus > 1:
+        yield _conflict(
+            "/resources/gpus",
+            "a job on a CPU has no GPUs; leave it at 1, and write cpu_ranks for several ranks",
+        )
+    if resources.device != "cpu" and resources.cpu_ranks > 1:
+        yield _conflict(
+            "/resources/cpu_ranks",
+            f"would have no effect with the device {resources.device}; set device to cpu, or write "
+            "gpus for several ranks on GPUs",
+        )
+    if resources.ranks == 1 and "rank_timeout_seconds" in _changed(resources):
+        yield _conflict(
+            "/resources/rank_timeout_seconds",
+            "one rank waits for no other, so this would have no effect; leave it out",
+        )
 
 
 @_reads("/training/batch_size", "/training/sequence_length")

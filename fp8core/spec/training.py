@@ -115,7 +115,7 @@ class Precision(Part):
         json_schema_extra={"default": "fp32"},
     )
     communication: StoredFormat = Field(
-        default="fp32", description="Format in which gradients travel between GPUs."
+        default="fp32", description="Format in which gradients travel between ranks."
     )
 
     @classmethod
@@ -168,7 +168,7 @@ class Training(Part):
 
     steps: Count = Field(default=1000, description="Optimizer steps.")
     batch_size: Annotated[int, Field(ge=1, le=65_536)] = Field(
-        default=8, description="Sequences per micro-batch on each GPU."
+        default=8, description="Sequences per micro-batch on each rank."
     )
     sequence_length: Annotated[int, Field(ge=2, le=4_194_304)] = Field(
         default=512, description="Tokens per sequence."

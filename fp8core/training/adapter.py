@@ -8,7 +8,6 @@ trained, and a digest of the rest, which is loaded again from where it came from
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,13 +21,13 @@ from torch import Tensor, nn
 from fp8core.conversion.find import Layer, is_conv1d
 from fp8core.models.adapter_targets import trained_heads
 from fp8core.spec import HuggingFaceModel, JobSpec, PathModel
+from fp8core.training.digest import digest
 from fp8core.training.tensor_files import write_tensors
 
 __all__ = ["Adapter", "attach"]
 
 # peft's words; masked language modelling has none.
 _TASKS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
-_WHOLE_NUMBERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Adapter:
@@ -38,7 +37,7 @@ class Adapter:
         self._model = model
         self._wrapped = wrapped
         self._config = config
-        self.base = _digest(model)
+        self.base = digest((n, p) for n, p in model.named_parameters() if not p.requires_grad)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live trained parameters, by name."""
@@ -102,14 +101,3 @@ def _config(spec: JobSpec, targets: Sequence[Layer], heads: list[str]) -> LoraCo
         fan_in_fan_out=all(is_conv1d(layer.module) for layer in targets),
         task_type=_TASKS.get(spec.task),
     )
-
-
-def _digest(model: nn.Module) -> str:
-    """Sums of the bits of every frozen parameter, as whole numbers: the same on any device."""
-    digest = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            bits = parameter.detach().view(_WHOLE_NUMBERS[parameter.element_size()])
-            total = int(bits.sum(dtype=torch.int64))
-            digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)} {total}\n".encode())
-    return digest.hexdigest()

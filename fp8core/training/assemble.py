@@ -14,10 +14,12 @@ from fp8core.models import LoadedModel
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.spec.job import JobSpec
 from fp8core.telemetry import TelemetryWriter
+from fp8core.training import random_state
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 from fp8core.training.learner import Learner
 from fp8core.training.optimizer import AdamW, decays
 from fp8core.training.precision import dtype_of, set_gradient_dtype
+from fp8core.training.ranks.world import SOLO, World
 from fp8core.training.tasks import create_task
 from fp8core.training.workdir import Workdir
 
@@ -37,9 +39,17 @@ class Assembled:
 
 
 def assemble(
-    spec: JobSpec, engine: Engine, loaded: LoadedModel, *, class_count: int = 0
+    spec: JobSpec,
+    engine: Engine,
+    loaded: LoadedModel,
+    *,
+    class_count: int = 0,
+    world: World = SOLO,
 ) -> Assembled:
-    """Makes the loaded model ready for its first step. Raises ``SpecRefused``."""
+    """Makes the loaded model ready for its first step. Raises ``SpecRefused``.
+
+    Called alike on all ranks of ``world``; afterwards each draws random numbers of its own.
+    """
     targets = adapter_targets(loaded.model, spec.adapter) if spec.adapter is not None else []
     conversion = convert(loaded.model, engine, spec.conversion)
     model = conversion.model
@@ -51,16 +61,28 @@ def assemble(
     set_gradient_dtype(model, dtype_of(spec.training.precision.gradients))
     if spec.training.gradient_checkpointing:
         enable_gradient_checkpointing(model, engine)
+    if world.several:
+        engine.share_amaxes(world)
     engine.prepare(model)
     task = create_task(spec.task, class_count=class_count)
-    learner = Learner(spec.training, model, engine, _optimizer(spec, model), task)
+    learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
+    random_state.part_from_rank_0(spec.training.seed, world.rank)
     return Assembled(learner, conversion, adapter)
 
 
 def announce_conversion(
-    conversion: ConversionReport, workdir: Workdir, telemetry: TelemetryWriter, step: int
+    conversion: ConversionReport,
+    workdir: Workdir,
+    telemetry: TelemetryWriter,
+    step: int,
+    world: World = SOLO,
 ) -> None:
-    """Writes the report; one that changed after step 0 goes out under a name of its own too."""
+    """Writes the report; one that changed after step 0 goes out under a name of its own too.
+
+    Rank 0 does.
+    """
+    if not world.main:
+        return
     write_json(workdir.conversion, conversion.to_json())
     path = workdir.conversion
     if step:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fp8core.data import TrainingData, load_tokenizer, open_corpus, open_dataset
 from fp8core.data.tokenizers import Tokenizer
+from fp8core.durable import PARTIAL_PREFIX, told_when_full
 from fp8core.models import LoadedModel, load, locate
 from fp8core.spec import JobSpec, ModelTokenizer
+from fp8core.training.ranks.world import World
+from fp8core.training.workdir import Workdir
 
-__all__ = ["Built", "Places", "build_data_and_model"]
+__all__ = ["Built", "Places", "build_data_and_model", "build_on_ranks"]
 
 
 @dataclass(frozen=True)
@@ -46,10 +51,13 @@ def build_data_and_model(
     device: torch.device,
     dtype: torch.dtype,
     saved_tokenizer: Path | None = None,
+    rank: int = 0,
+    ranks: int = 1,
 ) -> Built:
     """Opens and loads everything. ``saved_tokenizer``: that of the run that is gone on with.
 
-    Raises ``DataInvalid``, ``ModelUnavailable`` or ``SpecRefused``.
+    ``rank`` of ``ranks``: whose batches the data is to give. Raises ``DataInvalid``,
+    ``ModelUnavailable`` or ``SpecRefused``.
     """
     source = locate(
         spec,
@@ -77,6 +85,8 @@ def build_data_and_model(
         base_folder=places.base,
         upload_folder=places.upload_folder,
         corpus=corpus,
+        rank=rank,
+        world=ranks,
     )
     loaded = load(
         spec,
@@ -90,6 +100,57 @@ def build_data_and_model(
         source=source,
     )
     return Built(tokenizer, data, loaded)
+
+
+def build_on_ranks(
+    spec: JobSpec,
+    places: Places,
+    world: World,
+    workdir: Workdir,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    saved_tokenizer: Path | None = None,
+) -> Built:
+    """``build_data_and_model`` on every rank of ``world``, and tokenizer and config in ``workdir``.
+
+    Where a tokenizer is to be trained rank 0 does so, and the others load what it has saved.
+    """
+    options: dict[str, Any] = {
+        "device": device,
+        "dtype": dtype,
+        "rank": world.rank,
+        "ranks": world.size,
+    }
+    trained_here = spec.tokenizer.source == "train" and saved_tokenizer is None
+    built: list[Built] = []
+
+    def build() -> None:
+        built.append(build_data_and_model(spec, places, saved_tokenizer=saved_tokenizer, **options))
+        _keep_tokenizer_and_config(workdir, built[0])
+
+    if world.several and not trained_here and not world.main:
+        built.append(build_data_and_model(spec, places, saved_tokenizer=saved_tokenizer, **options))
+    world.from_main(build)
+    if not built:
+        built.append(
+            build_data_and_model(spec, places, saved_tokenizer=workdir.tokenizer, **options)
+        )
+    return built[0]
+
+
+def _keep_tokenizer_and_config(workdir: Workdir, built: Built) -> None:
+    """As they are saved with every checkpoint."""
+    target = workdir.tokenizer
+    partial = target.with_name(f"{PARTIAL_PREFIX}tokenizer")
+    with told_when_full(target):
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        built.tokenizer.save(partial)
+        built.loaded.config.save_pretrained(partial)
+        # A run that made no checkpoint may have left that of another spec.
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
 
 
 def _reload(spec: JobSpec, folder: Path) -> Tokenizer:

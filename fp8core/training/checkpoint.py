@@ -178,6 +178,12 @@ class CheckpointStore:
             )
         return None, []
 
+    @staticmethod
+    def verified_elsewhere(folder: Path, step: int) -> LoadedCheckpoint:
+        """The checkpoint of ``step`` below ``folder``, which another rank has verified."""
+        path = folder / f"step-{step:08d}"
+        return LoadedCheckpoint(step, path, json.loads((path / _STATE).read_bytes()))
+
     def _folders(self) -> list[tuple[int, Path]]:
         found = []
         for path in self.folder.iterdir():

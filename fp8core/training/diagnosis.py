@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fp8core.data.batch import Batch
 from fp8core.training.learner import Learner
+from fp8core.training.ranks.world import World
 
 __all__ = ["Finding", "find_first_bad"]
 
@@ -33,17 +34,23 @@ class Finding:
     bad: int
     """How many of its ``size`` elements are not finite."""
     size: int
+    rank: int | None = None
+    """Whose micro-batch it was; None where one rank trains alone."""
 
     def __str__(self) -> str:
         where = f"{self.tensor} of {self.layer}" if self.layer else self.tensor
         return (
             f"the first tensor that is not finite is {where} ({self.bad} of {self.size} values, "
-            f"micro-batch {self.micro_batch})"
+            f"micro-batch {self.micro_batch}{'' if self.rank is None else f' of rank {self.rank}'})"
         )
 
 
 def find_first_bad(learner: Learner, step: int, batches: Sequence[Batch]) -> Finding | None:
     """Repeats ``step`` and says where it went bad; None where the repetition is finite.
+
+    Of several ranks each repeats its own micro-batches, all of them to their end, for amaxes are
+    exchanged on the way; all are told of the same tensor, the first in the order of micro-batches,
+    then of ranks.
 
     Leaves gradients dropped and weights untouched; the engine's state advances as in any step.
     Waits for the device at every module. Raises what a step raises.
@@ -58,15 +65,23 @@ def find_first_bad(learner: Learner, step: int, batches: Sequence[Batch]) -> Fin
         ):
             # Of modules whose inputs need no gradient: they are looked at all the same.
             warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            loss = learner.gradients(step, batches, before=probe.begin, between=probe.goes_on)
+            between = probe.goes_on_to_the_end if learner.world.several else probe.goes_on
+            loss = learner.gradients(step, batches, own=True, before=probe.begin, between=between)
     finally:
         learner.drop_gradients()
+    finding = probe.finding
     if probe.interrupted:
         # The engine has entered a context whose backward pass never came.
         learner.engine.after_backward()
-    elif not bool(torch.isfinite(loss)):
-        return Finding("", "the loss", len(batches), 1, 1)
-    return probe.finding
+    elif finding is None and not bool(torch.isfinite(loss)):
+        finding = Finding("", "the loss", len(batches), 1, 1)
+    return _first_of_all(learner.world, finding) if learner.world.several else finding
+
+
+def _first_of_all(world: World, finding: Finding | None) -> Finding | None:
+    own = None if finding is None else asdict(replace(finding, rank=world.rank))
+    found = [Finding(**each) for each in world.gather(own) if each is not None]
+    return min(found, key=lambda each: (each.micro_batch, each.rank), default=None)
 
 
 class _Probe:
@@ -84,6 +99,10 @@ class _Probe:
         self._forward = False
         self.interrupted = self.finding is not None
         return not self.interrupted
+
+    def goes_on_to_the_end(self, number: int) -> bool:
+        self._forward = False
+        return True
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:

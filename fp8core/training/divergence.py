@@ -121,6 +121,8 @@ class DivergenceGuard:
             finding = find_first_bad(self._learner, start.step, start.batches)
         # What is known already must be told, whatever becomes of the search for more.
         except Exception as error:
+            if self._learner.world.several:
+                raise  # the others wait for this rank in the search
             text = " ".join(f"{type(error).__name__}: {error}".split())
             return None, f"where it began could not be found ({text})"
         finally:
@@ -186,7 +188,9 @@ class DivergenceGuard:
 
     def _diverged(self, figures: StepFigures, text: str, finding: Finding | None) -> Diverged:
         self._telemetry.event("diverged", text, _data(figures, finding))
-        return Diverged(text)
+        error = Diverged(text)
+        error.rank = None if finding is None else finding.rank
+        return error
 
 
 def _data(figures: StepFigures, finding: Finding | None) -> dict[str, object]:
@@ -196,6 +200,7 @@ def _data(figures: StepFigures, finding: Finding | None) -> dict[str, object]:
         "grad_norm": encode_number(figures.values["train/grad_norm"]),
         "layer": None if finding is None else finding.layer,
         "tensor": None if finding is None else finding.tensor,
+        **({} if finding is None or finding.rank is None else {"rank": finding.rank}),
     }
 
 

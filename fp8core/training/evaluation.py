@@ -10,6 +10,7 @@ from torch import nn
 from fp8core.data.batch import Batch
 from fp8core.engines.protocol import Engine
 from fp8core.training.forward import logits_of
+from fp8core.training.ranks.world import SOLO, World
 from fp8core.training.tasks import Task
 
 __all__ = ["evaluate"]
@@ -22,10 +23,13 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     text_bytes: int | None,
+    world: World = SOLO,
     interrupted: Callable[[], bool] = lambda: False,
 ) -> dict[str, float] | None:
     """The figures of ``task`` over ``batches``; None when ``interrupted`` said so between two.
 
+    Of several ranks each takes its share, as many batches as every other; all get the figures of
+    the whole, and ``interrupted`` must answer all of them alike.
     Leaves the model in training mode and every FP8 state as it was, and draws no random number.
     """
     task.reset()
@@ -41,4 +45,5 @@ def evaluate(
                 task.add(logits, there)
     finally:
         model.train()
+    task.add_up(world)
     return task.figures(text_bytes)

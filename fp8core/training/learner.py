@@ -1,8 +1,13 @@
-"""A model in training, and the parts of one optimizer step: gradients, clipping, update."""
+"""A model in training, and the parts of one optimizer step: gradients, clipping, update.
+
+Where several ranks train together, a step is that of all their micro-batches: each computes its
+own, and before anything is judged, clipped or updated the gradients and the loss are added up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,49 +18,88 @@ from fp8core.errors import DataInvalid
 from fp8core.spec.training import Training
 from fp8core.training.forward import logits_of
 from fp8core.training.optimizer import AdamW, clip_by_global_norm
+from fp8core.training.precision import dtype_of
+from fp8core.training.ranks.gradients import GradientReducer
+from fp8core.training.ranks.world import SOLO, World
 from fp8core.training.schedule import learning_rate_factor
 from fp8core.training.tasks import Task
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "StepTotals"]
+
+
+@dataclass(frozen=True)
+class StepTotals:
+    """What the micro-batches of a step hold, over all ranks: predictions that count, and tokens."""
+
+    targets: int
+    tokens: int
 
 
 class Learner:
     """A converted model with its engine, optimizer and task. Holds nothing between two steps."""
 
     def __init__(
-        self, training: Training, model: nn.Module, engine: Engine, optimizer: AdamW, task: Task
+        self,
+        training: Training,
+        model: nn.Module,
+        engine: Engine,
+        optimizer: AdamW,
+        task: Task,
+        world: World = SOLO,
     ) -> None:
         self.model = model
         self.engine = engine
         self.optimizer = optimizer
         self.task = task
         self._training = training
+        self.world = world
         self._trainable = [p for p in model.parameters() if p.requires_grad]
+        self.reducer: GradientReducer | None = None
+        """Adds up the gradients of several ranks; None for one."""
+        if world.several:
+            format_sent = dtype_of(training.precision.communication)
+            self.reducer = GradientReducer(world, self._trainable, format_sent)
 
-    def gradients(
-        self,
-        step: int,
-        batches: Sequence[Batch],
-        *,
-        before: Callable[[int], None] = lambda number: None,
-        between: Callable[[int], bool] = lambda number: True,
-    ) -> Tensor:
-        """Forward and backward of every micro-batch; the loss (nats a target), fp32, 0-dim.
+    def totals(self, step: int, batches: Sequence[Batch]) -> StepTotals:
+        """Counts the micro-batches of a step, over all ranks.
 
-        The gradients are in ``.grad``, not yet unscaled or clipped. ``before`` is called with the
-        number of each micro-batch (from 1) before its forward pass, ``between`` between the two
-        passes; where that says False, the step ends there.
-
-        Raises ``DataInvalid`` where no micro-batch has anything to predict.
+        Raises ``DataInvalid``, on every rank, where there is nothing to predict.
         """
-        engine, task = self.engine, self.task
-        targets = sum(task.target_count(batch) for batch in batches)
+        targets, tokens = self.world.total(
+            sum(self.task.target_count(batch) for batch in batches),
+            sum(batch.token_count for batch in batches),
+        )
         if targets == 0:
             raise DataInvalid(
                 f"step {step} has nothing to predict: every target lies beyond "
                 f"{self._training.sequence_length} tokens or was left out",
                 pointer="/training/sequence_length",
             )
+        return StepTotals(int(targets), int(tokens))
+
+    def gradients(
+        self,
+        step: int,
+        batches: Sequence[Batch],
+        *,
+        totals: StepTotals | None = None,
+        own: bool = False,
+        before: Callable[[int], None] = lambda number: None,
+        between: Callable[[int], bool] = lambda number: True,
+    ) -> Tensor:
+        """Forward and backward of every micro-batch; the loss (nats a target), fp32, 0-dim.
+
+        The gradients are in ``.grad``, not yet unscaled or clipped, and like the loss those of all
+        ranks together; ``own``: this rank's part of the sum alone. ``totals``: those of ``step``,
+        where they are known already. ``before`` is called with the number of each micro-batch
+        (from 1) before its forward pass, ``between`` between the two passes; where that says
+        False, the step ends there (with ``own`` only, as the other ranks would wait).
+
+        Raises ``DataInvalid`` where no micro-batch has anything to predict, and ``RankLost``.
+        """
+        if totals is None:
+            totals = self.totals(step, batches)
+        engine, task = self.engine, self.task
         # Kept casts of the weights cost memory, which a run that recomputes has none to spare of.
         keep_casts = len(batches) > 1 and not self._training.gradient_checkpointing
         scaler = engine.gradient_scaler
@@ -64,12 +108,15 @@ class Learner:
             before(number)
             there = batch.to(engine.device, non_blocking=True)
             with engine.training_context(number == 1 if keep_casts else None):
-                share = task.loss_sum(logits_of(self.model, there, engine), there) / targets
+                share = task.loss_sum(logits_of(self.model, there, engine), there) / totals.targets
             loss += share.detach()
             if not between(number):
                 break
             (share if scaler is None else scaler.scale(share)).backward()
             engine.after_backward()
+        if self.reducer is not None and not own:
+            self.reducer.reduce()
+            self.world.add_up(loss)
         return loss
 
     def clip(self) -> Tensor:

@@ -4,6 +4,10 @@ A step of the run is: forward and backward of every micro-batch, clipping, a jud
 figures, the optimizer. After it, in this order: evaluation if due, checkpoint if due. The same
 decisions are taken when a run goes on from a checkpoint, from what the checkpoint says is already
 done, so that an interrupted run and one that was not are the same from the first step to the last.
+
+Several ranks run this loop in step. All that decides is the same on all of them: the figures of a
+step and of an evaluation are sums over the ranks, a stop is agreed on between two steps, and what
+only rank 0 knows (its checkpoints) it tells the others.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -30,12 +34,13 @@ from fp8core.training.divergence import DivergenceGuard, Verdict
 from fp8core.training.evaluation import evaluate
 from fp8core.training.fp8_health import FP8Health
 from fp8core.training.late_metrics import LateMetrics, StepFigures
-from fp8core.training.learner import Learner
+from fp8core.training.learner import Learner, StepTotals
 from fp8core.training.memory import peak_bytes
 from fp8core.training.parity import ParityTracker
 from fp8core.training.position import Position
 from fp8core.training.precision_table import PrecisionTable
-from fp8core.training.state import capture_state, capture_tensors
+from fp8core.training.ranks.world import World
+from fp8core.training.saving import Saver
 from fp8core.training.stopping import StopRequest
 from fp8core.training.workdir import Workdir
 
@@ -58,7 +63,8 @@ class RunParts:
     adapter: Adapter | None
     data: TrainingData
     telemetry: TelemetryWriter
-    checkpoints: CheckpointStore
+    checkpoints: CheckpointStore | None
+    """None on ranks that do not write."""
     workdir: Workdir
 
     @property
@@ -68,6 +74,10 @@ class RunParts:
     @property
     def engine(self) -> Engine:
         return self.learner.engine
+
+    @property
+    def world(self) -> World:
+        return self.learner.world
 
 
 class TrainingLoop:
@@ -85,6 +95,7 @@ class TrainingLoop:
         self._spec = parts.spec
         self._training = parts.spec.training
         self._stop = stop
+        self._world = parts.world
         self._on_figures = on_figures
         self._guard = DivergenceGuard(
             self._training.on_divergence,
@@ -98,6 +109,14 @@ class TrainingLoop:
         self._health = FP8Health(parts.spec, parts.engine, parts.telemetry)
         self._parity = ParityTracker(parts.spec, position, parts.telemetry)
         self._table = PrecisionTable(parts.learner, parts.conversion, parts.telemetry)
+        self._saver = Saver(
+            parts.checkpoints,
+            parts.learner,
+            parts.adapter,
+            parts.data,
+            parts.telemetry,
+            parts.workdir,
+        )
         self._data_ended = False
         self._saved_step = position.step  # a run that goes on starts from a checkpoint of its step
         self._logged = (position.step, position.tokens, position.seconds)
@@ -142,18 +161,21 @@ class TrainingLoop:
         learner = self._parts.learner
         started = time.perf_counter()
         step = self.position.step + 1
+        totals = learner.totals(step, batches)
         verdict = Verdict.REPEAT
         while verdict == Verdict.REPEAT:
-            verdict, settled = self._try(step, batches)
+            verdict, settled = self._try(step, batches, totals)
         learner.drop_gradients()
         self.position.step = step
-        self.position.tokens += sum(batch.token_count for batch in batches)
+        self.position.tokens += totals.tokens
         self.position.seconds += time.perf_counter() - started
         self._record(settled)
         if verdict == Verdict.TAKE and self._health.is_due(step):
             self._health.end(step)
 
-    def _try(self, step: int, batches: list[Batch]) -> tuple[Verdict, StepFigures | None]:
+    def _try(
+        self, step: int, batches: list[Batch], totals: StepTotals
+    ) -> tuple[Verdict, StepFigures | None]:
         """Computes a step, and takes it where its figures (on a GPU, perhaps later) are finite.
 
         Returns what became of it, and the figures that have arrived.
@@ -167,7 +189,7 @@ class TrainingLoop:
             if with_health and number == len(batches):
                 self._health.begin()
 
-        loss = learner.gradients(step, batches, before=before)
+        loss = learner.gradients(step, batches, totals=totals, before=before)
         self._table.after_backward()
         norm = learner.clip()
         figures = {"train/loss": loss, "train/grad_norm": norm}
@@ -207,7 +229,7 @@ class TrainingLoop:
         values.update(engine_figures)
         values.update(compared)
         values.update(self._speed())
-        values["memory/peak_bytes"] = float(peak_bytes(self._parts.engine.device))
+        values["memory/peak_bytes"] = self._world.largest(peak_bytes(self._parts.engine.device))
         telemetry = self._parts.telemetry
         telemetry.record(figures.step, values)
         remaining = self._training.steps - self.position.step
@@ -236,7 +258,11 @@ class TrainingLoop:
     def _conversion_changed(self) -> None:
         parts = self._parts
         announce_conversion(
-            parts.conversion, parts.workdir, parts.telemetry, self.position.step + 1
+            parts.conversion,
+            parts.workdir,
+            parts.telemetry,
+            self.position.step + 1,
+            self._world,
         )
 
     # Between steps
@@ -250,10 +276,14 @@ class TrainingLoop:
             if self._evaluation_is_due(at_end=True):
                 self._evaluate()
             return Reason.STOPPED_BY_REQUEST if self._stop_pending() else Reason.COMPLETED
-        return Reason.STOPPED_BY_REQUEST if self._stop.requested else None
+        return Reason.STOPPED_BY_REQUEST if self._stop_is_wanted() else None
+
+    def _stop_is_wanted(self) -> bool:
+        """Whether any rank was asked to stop: one answer for all ranks, at this very step."""
+        return self._world.any(self._stop.requested)
 
     def _stop_pending(self) -> bool:
-        return self._stop.requested and self._evaluation_is_due(at_end=True)
+        return self._evaluation_is_due(at_end=True) and self._stop_is_wanted()
 
     def _evaluation_is_due(self, *, at_end: bool = False) -> bool:
         position, every = self.position, self._spec.evaluation.every_steps
@@ -279,7 +309,8 @@ class TrainingLoop:
             parts.learner.task,
             parts.data.evaluation,
             text_bytes=parts.data.evaluation_bytes,
-            interrupted=lambda: self._stop.requested,
+            world=self._world,
+            interrupted=self._stop_is_wanted,
         )
         parts.telemetry.phase("training")
         if not figures:
@@ -290,41 +321,13 @@ class TrainingLoop:
         position.note_evaluation(figures, early.min_delta if early is not None else 0.0)
         parts.telemetry.record(position.step, figures)
         self._on_figures(position, figures)
-        if parts.checkpoints.among_best(figures["eval/loss"]):
+        if self._saver.among_best(figures["eval/loss"]):
             self._save("periodic")
 
     def _save(self, kind: str) -> None:
         """Saves the present step, unless that is done; then drops what is not to be kept."""
-        position, parts = self.position, self._parts
-        if position.step == 0 or self._saved_step == position.step:
+        if self.position.step == 0 or self._saved_step == self.position.step:
             return
         self._settle()
-        parts.telemetry.phase("saving")
-        metric = None
-        if position.evaluated_step == position.step:
-            metric = position.last_evaluation["eval/loss"]
-        saved = parts.checkpoints.save(
-            position.step,
-            tensors=capture_tensors(parts.learner, parts.adapter),
-            state=capture_state(position, parts.data.train, parts.adapter),
-            metric=metric,
-            extra=parts.workdir.tokenizer,
-        )
-        self._saved_step = position.step
-        best = parts.checkpoints.best()
-        relative = parts.workdir.relative(saved.path)
-        parts.telemetry.checkpoint(
-            position.step,
-            relative,
-            kind=kind,
-            best=best is not None and best.step == saved.step,
-            metric=metric,
-        )
-        parts.telemetry.artifact("checkpoint", relative, position.step)
-        for removed in parts.checkpoints.prune():
-            gone: dict[str, Any] = {
-                "step": removed.step,
-                "path": parts.workdir.relative(removed.path),
-            }
-            parts.telemetry.event("checkpoint_removed", f"{gone['path']} is not kept", gone)
-        parts.telemetry.phase("training")
+        self._saver.save(self.position, kind)
+        self._saved_step = self.position.step

@@ -9,31 +9,42 @@ from typing import Any
 
 from fp8core.durable import write_json
 from fp8core.errors import OutOfMemory, StorageFull, TrainingError, exit_code_of
-from fp8core.spec.outcomes import ExitCode, Outcome, Reason
+from fp8core.spec.outcomes import Outcome, Reason
 
 __all__ = ["RunResult", "as_training_error"]
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """The end of a run: what became of it, why, and at which step."""
+    """The end of a run: what became of it, why, and at which step.
+
+    Of a run of several ``ranks``: ``rank`` decided it, if one did; ``signal`` names what ended that
+    rank, and ``code`` is its exit status (128 and the signal's number) where the rank itself could
+    not say more.
+    """
 
     outcome: Outcome
     reason: Reason
     detail: str
     step: int
+    ranks: int = 1
+    rank: int | None = None
+    signal: str | None = None
+    code: int | None = None
 
     @property
-    def exit_code(self) -> ExitCode:
-        return exit_code_of(self.reason)
+    def exit_code(self) -> int:
+        return int(exit_code_of(self.reason)) if self.code is None else self.code
 
     def to_json(self) -> dict[str, Any]:
+        of_ranks = {"ranks": self.ranks, "rank": self.rank, "signal": self.signal}
         return {
             "outcome": self.outcome.value,
             "reason": self.reason.value,
             "detail": self.detail,
             "step": self.step,
-            "exit_code": int(self.exit_code),
+            "exit_code": self.exit_code,
+            **(of_ranks if self.ranks > 1 else {}),
         }
 
     def write(self, path: Path) -> None:

@@ -27,9 +27,10 @@ from fp8core.spec.recipe import AmpRecipe
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.assemble import assemble
-from fp8core.training.build import Places, build_data_and_model
+from fp8core.training.build import Places, build_on_ranks
 from fp8core.training.position import Position
 from fp8core.training.precision import dtype_of
+from fp8core.training.ranks.world import SOLO, World
 from fp8core.training.stopping import StopRequest, StopRequested
 from fp8core.training.trial import try_out
 from fp8core.training.workdir import Workdir
@@ -48,6 +49,7 @@ def reference_losses(
     *,
     places: Places,
     device: torch.device,
+    world: World = SOLO,
 ) -> list[float]:
     """The losses of the reference, trained now unless an earlier run of this workdir did.
 
@@ -57,14 +59,16 @@ def reference_losses(
     parity = spec.training.parity
     assert parity is not None
     fingerprint = _fingerprint(spec)
-    stored = _stored(workdir, fingerprint)
+    stored = world.from_main(lambda: _stored(workdir, fingerprint))
     if stored is not None:
-        return stored
+        return list(stored)
     telemetry.phase("reference")
     recipe = AmpRecipe(engine="amp", dtype=parity.dtype)
     plain = spec.model_copy(update={"recipe": recipe})
     try:
-        losses = _train(plain, parity.steps, telemetry, stop, places=places, device=device)
+        losses = _train(
+            plain, parity.steps, workdir, telemetry, stop, places=places, device=device, world=world
+        )
     finally:
         # The job needs the memory, and reports its own peak.
         gc.collect()
@@ -73,33 +77,41 @@ def reference_losses(
             torch.cuda.reset_peak_memory_stats(device)
     # The steps counted so far were the reference's.
     telemetry.progress(0, spec.training.steps, 0, None)
-    write_json(workdir.parity, {"fingerprint": fingerprint, "losses": losses})
+    if world.main:
+        write_json(workdir.parity, {"fingerprint": fingerprint, "losses": losses})
     return losses
 
 
 def _train(
     spec: JobSpec,
     steps: int,
+    workdir: Workdir,
     telemetry: TelemetryWriter,
     stop: StopRequest,
     *,
     places: Places,
     device: torch.device,
+    world: World,
 ) -> list[float]:
     engine = engines.create(spec.recipe, device)
     random_state.seed_everything(spec.training.seed)
     with stop.interruptible():
-        built = build_data_and_model(
-            spec, places, device=device, dtype=dtype_of(spec.training.precision.weights)
+        built = build_on_ranks(
+            spec,
+            places,
+            world,
+            workdir,
+            device=device,
+            dtype=dtype_of(spec.training.precision.weights),
         )
         try_out(built.loaded, spec, engine.compute_dtype)
     classes = len(built.data.class_labels or ())
-    learner = assemble(spec, engine, built.loaded, class_count=classes).learner
+    learner = assemble(spec, engine, built.loaded, class_count=classes, world=world).learner
     learner.model.train()
     losses: list[float] = []
     tokens, started = 0, time.perf_counter()
     for step in range(1, steps + 1):
-        if stop.requested:
+        if world.any(stop.requested):
             raise StopRequested
         batches = []
         for batch in built.data.train:
@@ -108,7 +120,8 @@ def _train(
                 break
         if not batches:
             break
-        loss, norm = float(learner.gradients(step, batches)), float(learner.clip())
+        totals = learner.totals(step, batches)
+        loss, norm = float(learner.gradients(step, batches, totals=totals)), float(learner.clip())
         if not (math.isfinite(loss) and math.isfinite(norm)):
             telemetry.event(
                 "reference_diverged",
@@ -120,7 +133,7 @@ def _train(
         learner.update(step)
         losses.append(loss)
         # Whoever watches for a standstill must see that there is none.
-        tokens += sum(batch.token_count for batch in batches)
+        tokens += totals.tokens
         each = (time.perf_counter() - started) / step
         telemetry.progress(step, steps, tokens, round(each * (steps - step), 3))
     return losses

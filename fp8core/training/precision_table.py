@@ -81,8 +81,7 @@ class PrecisionTable:
             "engine": learner.engine.name,
             "rows": {
                 "gemm_compute": {"layers": self._gemms},
-                # One process: nothing is sent. What several send is counted where they send it.
-                "communication": {"ranks": 1, **_counted([])},
+                "communication": _communication(learner),
                 "weights": _counted(learner.model.parameters()),
                 "master_weights": _counted(masters.values()),
                 "weight_gradients": self._gradients,
@@ -90,7 +89,8 @@ class PrecisionTable:
             },
             "engine_state": _counted(learner.engine.state_dict().values()),
         }
-        write_json(workdir.precision, table)
+        if learner.world.main:
+            write_json(workdir.precision, table)
         self._telemetry.artifact("report", workdir.relative(workdir.precision), step)
 
     def _measure(self, batch: Batch) -> list[dict[str, Any]]:
@@ -113,6 +113,13 @@ class PrecisionTable:
         learner.drop_gradients()
         engine.load_state_dict(state)
         return _by_kind(layers, watch, self._conversion)
+
+
+def _communication(learner: Learner) -> dict[str, Any]:
+    """What this rank handed over for the all-reduce of its gradients in this step."""
+    sent = {} if learner.reducer is None else learner.reducer.sent
+    total = sum(found["bytes"] for found in sent.values())
+    return {"ranks": learner.world.size, "formats": sent, "bytes": total}
 
 
 def _linear_layers(model: nn.Module, conversion: ConversionReport) -> dict[str, nn.Module]:

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 import torch.utils.deterministic
 
-__all__ = ["capture", "restore", "seed_everything"]
+__all__ = ["capture", "part_from_rank_0", "restore", "seed_everything"]
+
+_MIX = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads consecutive numbers
 
 
 def seed_everything(seed: int) -> None:
@@ -30,30 +32,42 @@ def seed_everything(seed: int) -> None:
     torch.backends.cudnn.benchmark = False
 
 
+def part_from_rank_0(seed: int, rank: int) -> None:
+    """Gives a rank random numbers of its own once the model is built alike on all of them.
+
+    Rank 0 draws on, so that it is what a job of one rank would be.
+    """
+    if rank > 0:
+        own = (seed + rank * _MIX) % 2**63
+        random.seed(own)
+        np.random.seed(own % 2**32)
+        torch.manual_seed(own)
+
+
 def capture() -> dict[str, Any]:
-    """The state of all generators that training can draw from, as JSON values."""
+    """The state of all generators that training can draw from, as JSON values.
+
+    Of GPUs the current one: a process trains on one, and asking others would take their memory.
+    """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
         "torch": _encode(torch.get_rng_state()),
-        "cuda": [_encode(state) for state in torch.cuda.get_rng_state_all()]
-        if torch.cuda.is_available()
-        else [],
+        "cuda": [_encode(torch.cuda.get_rng_state())] if torch.cuda.is_available() else [],
     }
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Takes a ``capture`` back. States of GPUs that this machine lacks are left out."""
+    """Takes a ``capture`` back; that of a GPU is left out where there is none."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
     torch.set_rng_state(_decode(state["torch"]))
-    if torch.cuda.is_available():
-        for device, encoded in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(_decode(encoded), device)
+    if torch.cuda.is_available() and state["cuda"]:
+        torch.cuda.set_rng_state(_decode(state["cuda"][0]))
 
 
 def _encode(state: torch.Tensor) -> str:

@@ -99,6 +99,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
         "recipe": spec.recipe.model_dump(mode="json"),
         "precision": spec.training.precision.model_dump(mode="json"),
         "device": describe_device(facts.engine.device),
+        "ranks": spec.resources.ranks,
         "seed": spec.training.seed,
         "checkpoints": [
             {"step": saved.step, "path": facts.workdir.relative(saved.path), "metric": saved.metric}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,23 +11,26 @@ import torch
 
 from fp8core import engines
 from fp8core.data.tokenizers import Tokenizer
-from fp8core.durable import PARTIAL_PREFIX, told_when_full, write_json
+from fp8core.durable import write_json
 from fp8core.models import LoadedModel, export, publish
 from fp8core.spec.job import JobSpec
 from fp8core.spec.outcomes import Outcome, Reason
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.assemble import announce_conversion, assemble
-from fp8core.training.build import Places, build_data_and_model
+from fp8core.training.build import Places, build_on_ranks
 from fp8core.training.checkpoint import CheckpointStore, LoadedCheckpoint
-from fp8core.training.device import check_one_rank, choose_device
+from fp8core.training.device import check_ranks, choose_device
+from fp8core.training.digest import digest
 from fp8core.training.loop import RunParts, TrainingLoop
 from fp8core.training.outcome import RunResult
 from fp8core.training.parity import reference_losses
 from fp8core.training.position import Position
 from fp8core.training.precision import dtype_of
+from fp8core.training.ranks.place import RankPlace
+from fp8core.training.ranks.world import SOLO, join
 from fp8core.training.report import RunFacts, make_report
-from fp8core.training.state import restore
+from fp8core.training.state import model_tensors, restore
 from fp8core.training.stopping import StopRequest, StopRequested
 from fp8core.training.trial import try_out
 from fp8core.training.workdir import Workdir
@@ -46,7 +49,11 @@ class _Built:
 
 
 class Run:
-    """One run of a spec in an open workdir. ``step`` says how far it came, also after an error."""
+    """One run of a spec in an open workdir. ``step`` says how far it came, also after an error.
+
+    ``place``: which of several ranks this process is; None for a job of one. Rank 0 alone has the
+    workdir open and writes.
+    """
 
     def __init__(
         self,
@@ -58,6 +65,7 @@ class Run:
         places: Places,
         device: str = "auto",
         on_figures: OnFigures = lambda position, values: None,
+        place: RankPlace | None = None,
     ) -> None:
         self._spec = spec
         self._workdir = workdir
@@ -66,6 +74,8 @@ class Run:
         self._places = places
         self._device = device
         self._on_figures = on_figures
+        self._place = place
+        self._world = SOLO
         self._position = Position()
         self._started = time.perf_counter()
 
@@ -75,11 +85,21 @@ class Run:
 
     def execute(self) -> RunResult:
         """Trains to the end or to a stop by request. Raises the ``TrainingError`` that ended it."""
-        stopped = RunResult(Outcome.STOPPED, Reason.STOPPED_BY_REQUEST, "stopped by request", 0)
+        self._telemetry.phase("loading")
+        check_ranks(self._spec, self._place)
+        if self._place is None:
+            return self._run(choose_device(self._spec, self._device))
+        device = choose_device(self._spec, self._device, self._place.rank)
+        patience = self._spec.resources.rank_timeout_seconds
+        with join(self._place.rank, self._place.count, device, patience) as self._world:
+            return self._run(device)
+
+    def _run(self, device: torch.device) -> RunResult:
         try:
-            built = self._build()
+            built = self._build(device)
         except StopRequested:
-            return stopped
+            self._world.leave()
+            return RunResult(Outcome.STOPPED, Reason.STOPPED_BY_REQUEST, "stopped by request", 0)
         loading_seconds = time.perf_counter() - self._started
         self._position = built.position
         loop = TrainingLoop(built.parts, built.position, self._stop, self._on_figures)
@@ -87,10 +107,11 @@ class Run:
         if reason == Reason.STOPPED_BY_REQUEST:
             detail = f"stopped by request after step {self.step}; a checkpoint was saved"
             return RunResult(Outcome.STOPPED, reason, detail, self.step)
-        self._telemetry.phase("saving")
-        self._report(built, reason, loading_seconds)
-        if self._spec.checkpoint.final:
-            self._export(built)
+        if self._world.main:
+            self._telemetry.phase("saving")
+            self._report(built, reason, loading_seconds)
+            if self._spec.checkpoint.final:
+                self._export(built)
         detail = f"trained {self.step} steps"
         if reason == Reason.EARLY_STOPPED:
             position = self._position
@@ -100,35 +121,34 @@ class Run:
             )
         return RunResult(Outcome.SUCCEEDED, reason, detail, self.step)
 
-    def _build(self) -> _Built:
-        spec, telemetry, workdir = self._spec, self._telemetry, self._workdir
-        telemetry.phase("loading")
-        check_one_rank(spec)
-        workdir.adopt(spec)
-        device = choose_device(spec, self._device)
-        checkpoints = CheckpointStore(
-            workdir.checkpoints,
-            keep_last=spec.checkpoint.keep_last,
-            keep_best=spec.checkpoint.keep_best,
-        )
+    def _build(self, device: torch.device) -> _Built:
+        spec, telemetry, workdir, world = self._spec, self._telemetry, self._workdir, self._world
+        checkpoints = None
+        if world.main:
+            workdir.adopt(spec)
+            checkpoints = CheckpointStore(
+                workdir.checkpoints,
+                keep_last=spec.checkpoint.keep_last,
+                keep_best=spec.checkpoint.keep_best,
+            )
         checkpoint = self._newest(checkpoints)
         reference = self._reference(checkpoint, device)
         engine = engines.create(spec.recipe, device)
         random_state.seed_everything(spec.training.seed)
         with self._stop.interruptible():
-            built = build_data_and_model(
+            built = build_on_ranks(
                 spec,
                 self._places,
+                world,
+                workdir,
                 device=device,
                 dtype=dtype_of(spec.training.precision.weights),
                 saved_tokenizer=None if checkpoint is None else checkpoint.path,
             )
             try_out(built.loaded, spec, engine.compute_dtype)
-        self._keep_tokenizer_and_config(built.tokenizer, built.loaded)
-
         telemetry.phase("converting")
         classes = len(built.data.class_labels or ())
-        assembled = assemble(spec, engine, built.loaded, class_count=classes)
+        assembled = assemble(spec, engine, built.loaded, class_count=classes, world=world)
         position = Position()
         if reference is not None:
             position.parity = {"reference": reference, "own": [], "beyond_since": None}
@@ -139,7 +159,11 @@ class Run:
                 f"goes on from the checkpoint of step {checkpoint.step}",
                 {"step": checkpoint.step},
             )
-        announce_conversion(assembled.conversion, workdir, telemetry, 0)
+        if world.several:
+            world.same("weights", digest(sorted(model_tensors(assembled.learner.model).items())))
+            world.same("place in the data", json.dumps(built.data.train.state_dict()))
+        if world.main:
+        announce_conversion(assembled.conversion, workdir, telemetry, 0, world)
         parts = RunParts(
             spec=spec,
             learner=assembled.learner,
@@ -165,10 +189,18 @@ class Run:
             self._stop,
             places=self._places,
             device=device,
+            world=self._world,
         )
 
-    def _newest(self, checkpoints: CheckpointStore) -> LoadedCheckpoint | None:
+    def _newest(self, checkpoints: CheckpointStore | None) -> LoadedCheckpoint | None:
+        """The newest checkpoint that verifies; rank 0 looks, and tells the others."""
+        if checkpoints is None:
+            step = self._world.from_main(lambda: None)
+            if step is None:
+                return None
+            return CheckpointStore.verified_elsewhere(self._workdir.checkpoints, step)
         checkpoint, skipped = checkpoints.load_newest()
+        self._world.from_main(lambda: None if checkpoint is None else checkpoint.step)
         for item in skipped:
             path = self._workdir.relative(item.path)
             self._telemetry.event(
@@ -177,17 +209,6 @@ class Run:
                 {"step": item.step, "path": path, "reason": item.reason},
             )
         return checkpoint
-
-    def _keep_tokenizer_and_config(self, tokenizer: Tokenizer, loaded: LoadedModel) -> None:
-        target = self._workdir.tokenizer
-        partial = target.with_name(f"{PARTIAL_PREFIX}tokenizer")
-        with told_when_full(target):
-            partial.mkdir()
-            tokenizer.save(partial)
-            loaded.config.save_pretrained(partial)
-            # A run that made no checkpoint may have left that of another spec.
-            shutil.rmtree(target, ignore_errors=True)
-            partial.rename(target)
 
     def _export(self, built: _Built) -> None:
         """Writes the model as a plain Hugging Face checkpoint; replaces one of an earlier run."""
@@ -202,6 +223,7 @@ class Run:
         self._telemetry.artifact("model", self._workdir.relative(target), self.step)
 
     def _report(self, built: _Built, reason: Reason, loading_seconds: float) -> None:
+        assert built.parts.checkpoints is not None
         facts = RunFacts(
             spec=self._spec,
             position=self._position,

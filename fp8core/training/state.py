@@ -8,12 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.conversion import restore_layers
-from fp8core.errors import CheckpointCorrupt
+from fp8core.errors import CheckpointCorrupt, SpecRefused
 from fp8core.training import random_state
 from fp8core.training.assemble import Assembled
 from fp8core.training.checkpoint import LoadedCheckpoint
+from fp8core.training.device import ranks_pointer
 from fp8core.training.learner import Learner
 from fp8core.training.position import Position
+from fp8core.training.ranks.world import SOLO, World
 
 if TYPE_CHECKING:
     from fp8core.training.adapter import Adapter
@@ -58,20 +60,35 @@ def capture_tensors(learner: Learner, adapter: Adapter | None) -> dict[str, dict
 
 
 def capture_state(
-    position: Position, data: ResumableData, adapter: Adapter | None
+    position: Position, data: ResumableData, adapter: Adapter | None, world: World = SOLO
 ) -> dict[str, Any]:
-    """The rest of what the next step depends on, as JSON values."""
+    """The rest of what the next step depends on, as JSON values, of all ranks."""
+    own, *others = world.gather(random_state.capture())
     return {
         "position": position.to_json(),
         "data": data.state_dict(),
-        "random": random_state.capture(),
+        "random": own,
+        **({"other_ranks": others} if others else {}),
         **({"base": adapter.base} if adapter else {}),
     }
 
 
 def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableData) -> Position:
-    """Puts a checkpoint back. Raises ``CheckpointCorrupt`` where it is of another run."""
+    """Puts a checkpoint back. Raises ``CheckpointCorrupt`` where it is of another run.
+
+    Raises ``SpecRefused`` where another number of ranks made it: a step would hold other batches
+    and dropout would draw other numbers, so the run would be neither the one nor the other.
+    """
     learner, adapter = assembled.learner, assembled.adapter
+    world = learner.world
+    others = checkpoint.state.get("other_ranks", [])
+    if len(others) + 1 != world.size:
+        raise SpecRefused(
+            f"{checkpoint.path.name} was made by {len(others) + 1} rank(s), and a run goes on with "
+            f"as many; this one has {world.size}. To train on from its weights, begin another job "
+            "with it as the model",
+            pointer=ranks_pointer(learner.engine.device.type),
+        )
     try:
         if adapter is not None and adapter.base != checkpoint.state["base"]:
             raise ValueError("its adapters were trained beside other weights than this model's")
@@ -90,7 +107,7 @@ def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableD
         learner.optimizer.load_state_tensors(dict(checkpoint.tensors("optimizer")))
         learner.engine.load_state_dict(dict(checkpoint.tensors("engine")))
         data.load_state_dict(checkpoint.state["data"])
-        random_state.restore(checkpoint.state["random"])
+        random_state.restore([checkpoint.state["random"], *others][world.rank])
         position = Position.from_json(checkpoint.state["position"])
         if position.step != checkpoint.step:
             raise ValueError(f"its state is of step {position.step!r}")

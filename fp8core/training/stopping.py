@@ -22,11 +22,14 @@ class StopRequest:
     """Whether SIGTERM or SIGINT asked this process to stop.
 
     The first only sets ``requested``, for the loop to finish its step and save; inside
-    ``interruptible()`` it raises ``StopRequested`` there and then. The second ends the process.
+    ``interruptible()`` it raises ``StopRequested`` there and then. The second ends the process,
+    unless ``patient``: one of several ranks may be told by several sides, and is killed by the
+    launcher when there is no time to save.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, patient: bool = False) -> None:
         self.requested = False
+        self._patient = patient
         self._interruptible = False
 
     def install(self) -> None:
@@ -50,6 +53,8 @@ class StopRequest:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
+            if self._patient:
+                return
             os._exit(128 + number)
         self.requested = True
         if self._interruptible:

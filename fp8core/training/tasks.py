@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp8core.data.batch import IGNORED, Batch
+from fp8core.training.ranks.world import World
 
 __all__ = ["Task", "create_task"]
 
@@ -60,6 +61,11 @@ class Task(ABC):
         """Takes one evaluation batch into account."""
         self._loss += float(self.loss_sum(logits, batch).double())
         self._targets += self.target_count(batch)
+
+    def add_up(self, world: World) -> None:
+        """Puts the sums over all ranks into the place of this rank's."""
+        self._loss, targets = world.total(self._loss, self._targets)
+        self._targets = int(targets)
 
     def figures(self, text_bytes: int | None) -> dict[str, float]:
         """The figures of the evaluation, by metric name.
@@ -118,6 +124,11 @@ class SequenceClassification(Task):
         counted = labels != IGNORED
         pairs = labels[counted] * self._counts.shape[0] + predicted[counted]
         self._counts += torch.bincount(pairs, minlength=self._counts.numel()).view_as(self._counts)
+
+    def add_up(self, world: World) -> None:
+        super().add_up(world)
+        counts = world.total(*self._counts.flatten().tolist())
+        self._counts = torch.tensor(counts).to(torch.int64).view_as(self._counts)
 
     def figures(self, text_bytes: int | None) -> dict[str, float]:
         figures = super().figures(text_bytes)

@@ -14,6 +14,7 @@ from typing import Any, Self
 from fp8core.durable import PARTIAL_PREFIX, told_when_full, write_json
 from fp8core.errors import SpecRefused, TrainingError
 from fp8core.spec.job import JobSpec
+from fp8core.training.ranks.place import FOLDER_PREFIX, FOLDER_VARIABLE
 
 __all__ = ["Workdir"]
 
@@ -89,8 +90,11 @@ class Workdir:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise TrainingError(f"another trainer is at work in {self.path}") from None
+        here = os.environ.get(FOLDER_VARIABLE)
         for path in self.path.iterdir():
-            if path.name.startswith(PARTIAL_PREFIX):
+            # Of a launcher that was killed; our own is what our environment names.
+            of_ranks = path.name.startswith(FOLDER_PREFIX) and str(path) != here
+            if path.name.startswith(PARTIAL_PREFIX) or of_ranks:
                 _remove(path)
             elif path.name in _FOLDERS and (path.is_symlink() or not path.is_dir()):
                 raise ValueError(f"its {path.name} is not a folder")
@@ -136,6 +140,10 @@ class Workdir:
                         pointer=pointer,
                     )
         write_json(self.spec, wanted)
+
+    def crash_log_of(self, rank: int) -> Path:
+        """Where the traceback of another rank than 0 goes."""
+        return self.path / f"crash-rank-{rank}.log"
 
     def relative(self, path: Path) -> str:
         """``path`` as telemetry names it."""

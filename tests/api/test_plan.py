@@ -51,8 +51,11 @@ def _place(plan: Plan, need: str, job: str = "job", avoid: Sequence[str] = ()) -
 def test_a_need_is_its_text() -> None:
     spec = {"resources": {"device": "auto", "gpus": 4}, "recipe": {"engine": "te"}}
     need = need_of(spec)
-    assert str(need) == "auto:4:te"
-    assert str(need.on("node_1")) == "auto:4:te@node_1"
+    # Several GPUs are meant as such: they are not had by as many CPU slots.
+    assert str(need) == "cuda:4:te"
+    assert str(need.on("node_1")) == "cuda:4:te@node_1"
+    spec = {"resources": {"device": "cpu", "gpus": 1, "cpu_ranks": 3}, "recipe": {"engine": "amp"}}
+    assert str(need_of(spec)) == "cpu:3:amp"
     for text in ("auto:4:te", "cpu:1:emulated@node_1"):
         assert str(Need.parse(text)) == text
 
@@ -83,6 +86,23 @@ def test_gpus_are_taken_from_the_fullest_node_that_fits() -> None:
 def test_cpu_jobs_go_to_the_emptiest_node() -> None:
     plan = _plan(_room(_node("a", cpu_slots=2)), _room(_node("b", cpu_slots=2), cpu=1))
     assert [_place(plan, "cpu:1:emulated")[0] for _ in range(3)] == ["a", "a", "b"]
+
+
+def test_each_rank_of_a_cpu_job_takes_a_slot() -> None:
+    a, b = _node("a", cpu_slots=4), _node("b", cpu_slots=2)
+    plan = _plan(_room(a), _room(b, cpu=1))
+    assert plan.room_for(Need.parse("cpu:2:emulated"), 10) == 2
+    choice = plan.place("job", Need.parse("cpu:3:emulated"))
+    assert choice is not None
+    assert (choice.node.name, choice.gpus, choice.cpu_slots) == ("a", 0, 3)
+    waits = _place(plan, "cpu:2:emulated")
+    assert waits == (
+        "2 free CPU slots: a has 1 of 4 CPU slot(s) free; b has 1 of 2 CPU slot(s) free"
+    )
+    assert [_place(plan, "cpu:1:emulated")[0] for _ in range(2)] == ["b", "a"]
+    spec = {"resources": {"device": "cpu", "gpus": 1, "cpu_ranks": 8}, "recipe": {"engine": "amp"}}
+    many = [_node("a", cpu_slots=4, engines={"amp": OK}), _node("b", engines={"amp": OK})]
+    assert never_fits(spec, many) == ["a has 4 CPU slot(s), not 8", "b has 1 CPU slot(s), not 8"]
 
 
 def test_refusals_say_what_is_missing() -> None:

@@ -111,6 +111,27 @@ async def test_nodes_are_listed_with_what_is_free(worker: Any, user: Any, runnin
     assert (nodes["gpu"]["gpus"][0]["name"], nodes["gpu"]["gpus_used"]) == ("H200", [])
 
 
+async def test_each_rank_of_a_cpu_job_holds_a_slot(worker: Any, user: Any, submit: Any) -> None:
+    await worker.register("node-a", cpu_slots=3)
+    recipe = {"engine": "emulated"}
+    several = await submit(user, recipe=recipe, resources={"device": "cpu", "cpu_ranks": 2})
+    assert await worker.schedule() == 1
+    node = next(n for n in (await user.get("/nodes")).json()["items"] if n["name"] == "node-a")
+    assert (node["cpu_slots"], node["cpu_slots_used"]) == (3, 2)
+    waiting = await submit(user, recipe=recipe, resources={"device": "cpu", "cpu_ranks": 2})
+    single = await submit(user, recipe=recipe, resources={"device": "cpu"})
+    # The last free slot is none for two ranks, and one for the job behind them.
+    assert await worker.schedule() == 1
+    jobs = {job: (await user.get(f"/jobs/{job}")).json() for job in (several, waiting, single)}
+    assert [jobs[job]["status"] for job in (several, waiting, single)] == [
+        "starting",
+        "queued",
+        "starting",
+    ]
+    assert "2 free CPU slots" in jobs[waiting]["waiting_for"]
+    assert await worker.schedule() == 0
+
+
 GPU_NODE: dict[str, Any] = {
     "device_kinds": ["cpu", "cuda"],
     "cpu_slots": 4,
@@ -255,9 +276,9 @@ async def test_a_plan_is_checked_again_under_the_locks(
     moved = await submit(user, resources=_gpus(1))
     await lone_service.sql("UPDATE jobs SET need = need || '@node_x' WHERE id = :id", id=moved)
     choices = [
-        *(Choice(job, "cpu:1:emulated", node, "cpu", 0) for job in cpu),
-        *(Choice(job, "cuda:3:emulated", node, "cuda", 3) for job in gpus),
-        *(Choice(job, "cuda:1:emulated", node, "cuda", 1) for job in (gone, moved)),
+        *(Choice(job, "cpu:1:emulated", node, "cpu", 0, 1) for job in cpu),
+        *(Choice(job, "cuda:3:emulated", node, "cuda", 3, 0) for job in gpus),
+        *(Choice(job, "cuda:1:emulated", node, "cuda", 1, 0) for job in (gone, moved)),
     ]
 
     async def place(chosen: list[Choice]) -> list[str]:

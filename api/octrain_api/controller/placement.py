@@ -28,25 +28,25 @@ class NodeLike(Protocol):
 class Need:
     """What decides where a job can run: equal needs are placed, or not, together.
 
-    Its text, `device:gpus:engine` with `@node` when only that node reaches the job's newest
-    checkpoint, is stored with the job and groups the queue.
+    Its text, `device:ranks:engine` with `@node` when only that node reaches the job's newest
+    checkpoint, is stored with the job and groups the queue. Each rank takes a GPU, or a CPU slot.
     """
 
     device: str
-    gpus: int
+    ranks: int
     engine: str
     pinned: str | None = None
 
     def __str__(self) -> str:
         pin = f"@{self.pinned}" if self.pinned is not None else ""
-        return f"{self.device}:{self.gpus}:{self.engine}{pin}"
+        return f"{self.device}:{self.ranks}:{self.engine}{pin}"
 
     @classmethod
     def parse(cls, text: str) -> "Need":
         """The need of this text."""
         base, _, pinned = text.partition("@")
-        device, gpus, engine = base.split(":", 2)
-        return cls(device, int(gpus), engine, pinned or None)
+        device, ranks, engine = base.split(":", 2)
+        return cls(device, int(ranks), engine, pinned or None)
 
     def on(self, node_id: str | None) -> "Need":
         """The same need, on this node only; on any for None."""
@@ -57,7 +57,11 @@ def need_of(spec: Spec) -> Need:
     """What a job of this resolved spec needs."""
     resources = spec["resources"]
     engine = str(spec["recipe"]["engine"])
-    return Need(str(resources["device"]), int(resources["gpus"]), engine)
+    device, gpus = str(resources["device"]), int(resources["gpus"])
+    if device == "cpu":
+        return Need(device, int(resources.get("cpu_ranks", 1)), engine)
+    # Several GPUs are no wish for as many CPU slots.
+    return Need("cuda" if gpus > 1 else device, gpus, engine)
 
 
 def device_for(need: Need, nodes: Iterable[NodeLike]) -> str:
@@ -71,10 +75,12 @@ def refusal(need: Need, node: NodeLike, device: str) -> str | None:
     """Why this node can never run such a job on this device kind; None when it can."""
     if device not in node.device_kinds:
         return f"{node.name} offers no {device} device"
-    if device == "cuda" and len(node.gpus) < need.gpus:
-        return f"{node.name} has {len(node.gpus)} GPU(s), not {need.gpus}"
+    if device == "cuda" and len(node.gpus) < need.ranks:
+        return f"{node.name} has {len(node.gpus)} GPU(s), not {need.ranks}"
     if device == "cpu" and node.cpu_slots < 1:
         return f"{node.name} offers no CPU slot"
+    if device == "cpu" and node.cpu_slots < need.ranks:
+        return f"{node.name} has {node.cpu_slots} CPU slot(s), not {need.ranks}"
     state = node.engines.get(need.engine)
     if state is None:
         return f"{node.name} does not know the engine {need.engine!r}"

@@ -51,6 +51,7 @@ class Choice:
     node: NodeView
     device: str
     gpus: int
+    cpu_slots: int
 
 
 class Registry:
@@ -68,7 +69,7 @@ class Registry:
 
     def capable(self, need: Need, device: str) -> list[str]:
         """The nodes that can run such a job on this device kind, by id; a pin aside."""
-        key = (need.engine, need.gpus, device)
+        key = (need.engine, need.ranks, device)
         found = self._capable.get(key)
         if found is None:
             if len(self._capable) > _MOST_NEEDS:
@@ -116,7 +117,7 @@ class Plan:
         count = 0
         for _, _, node_id in pool.heap:
             room = self._rooms[node_id]
-            count += room.gpus_free // need.gpus if pool.device == "cuda" else room.cpu_free
+            count += (room.gpus_free if pool.device == "cuda" else room.cpu_free) // need.ranks
             if count >= most:
                 return most
         return count
@@ -145,13 +146,12 @@ class Plan:
         if found is None:
             return None
         room = self._rooms[found[2]]
-        gpus = need.gpus if pool.device == "cuda" else 0
-        if gpus:
-            room.gpus_free -= gpus
-        else:
-            room.cpu_free -= 1
+        on_gpus = pool.device == "cuda"
+        gpus, slots = (need.ranks, 0) if on_gpus else (0, need.ranks)
+        room.gpus_free -= gpus
+        room.cpu_free -= slots
         self._push(need, pool, room)
-        return Choice(job_id, str(need), room.node, pool.device, gpus)
+        return Choice(job_id, str(need), room.node, pool.device, gpus, slots)
 
     def capable(self, need: Need) -> list[Room]:
         """The open rooms whose nodes can run such a job, free or not."""
@@ -194,7 +194,9 @@ class Plan:
         device = self.device(need)
         capable = self.capable(need)
         if capable:
-            what = "a free CPU slot" if device == "cpu" else f"{need.gpus} free GPU(s)"
+            what = f"{need.ranks} free GPU(s)"
+            if device == "cpu":
+                what = "a free CPU slot" if need.ranks == 1 else f"{need.ranks} free CPU slots"
             busy = "; ".join(self._busy(need, room, device) for room in capable[:_NAMED])
             held = self._held.get(need)
             kept = f"; {held} is kept free for the first such job" if held is not None else ""
@@ -208,9 +210,11 @@ class Plan:
     def _busy(self, need: Need, room: Room, device: str) -> str:
         node = room.node
         if device == "cpu":
-            return f"{node.name} has all {node.cpu_slots} CPU slot(s) in use"
+            if room.cpu_free <= 0:
+                return f"{node.name} has all {node.cpu_slots} CPU slot(s) in use"
+            return f"{node.name} has {room.cpu_free} of {node.cpu_slots} CPU slot(s) free"
         free = f"{node.name} has {room.gpus_free} of {len(node.gpus)} GPU(s) free"
-        return f"{free}, kept for another job" if room.gpus_free >= need.gpus else free
+        return f"{free}, kept for another job" if room.gpus_free >= need.ranks else free
 
     def _first_closed(self, node_ids: Collection[str], count: int = _NAMED) -> str:
         closed = [node_id for node_id in node_ids if node_id in self._closed][:count]
@@ -244,7 +248,7 @@ class Plan:
 
 
 def _fits(need: Need, device: str, room: Room) -> bool:
-    return room.gpus_free >= need.gpus if device == "cuda" else room.cpu_free > 0
+    return (room.gpus_free if device == "cuda" else room.cpu_free) >= need.ranks
 
 
 def _rank(device: str, room: Room) -> int:

@@ -51,9 +51,10 @@ _STATES = text(
              WHEN n.quarantined_since IS NOT NULL THEN 3 ELSE 0 END,
         coalesce(used.cpu, 0), coalesce(used.gpus, 0)) ORDER BY n.name)
     FROM nodes n LEFT JOIN (
-        SELECT node_id, count(*) FILTER (WHERE device = 'cpu') AS cpu,
-               sum(cardinality(gpu_indices)) AS gpus
-        FROM attempts WHERE status <> 'ended' GROUP BY node_id
+        SELECT a.node_id,
+               sum(CAST(split_part(j.need, ':', 2) AS int)) FILTER (WHERE a.device = 'cpu') AS cpu,
+               sum(cardinality(a.gpu_indices)) AS gpus
+        FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.status <> 'ended' GROUP BY a.node_id
     ) AS used ON used.node_id = n.id
     """
 )

@@ -6,7 +6,7 @@ need only the head of its queue is read, because where the first finds no room n
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -159,9 +159,7 @@ class Scheduler:
                     held[job.id] = node_id
                 continue
             # The job is stored under its own need, whatever its pin has come to.
-            decisions.choices.append(
-                Choice(job.id, job.need, choice.node, choice.device, choice.gpus)
-            )
+            decisions.choices.append(replace(choice, need=job.need))
             if len(decisions.choices) == self._settings.batch:
                 decisions.full = True
                 break
@@ -173,7 +171,7 @@ class Scheduler:
         """Keep a node free for a job that waits for several GPUs, so that small ones cannot
         for ever take them one by one; at once when others were paused for it."""
         before = self._held.get(job.id)
-        if need.gpus < 2 or plan.device(need) != "cuda":
+        if need.ranks < 2 or plan.device(need) != "cuda":
             return None
         if before is None and job.waited < self._settings.reserve_after:
             return None

@@ -38,8 +38,11 @@ _LOCK_NODES = text(
 )
 _USED = text(
     """
-    SELECT node_id, device, gpu_indices FROM attempts
-    WHERE node_id IN (SELECT json_array_elements_text(CAST(:ids AS json))) AND status <> 'ended'
+    SELECT a.node_id, a.gpu_indices,
+           CASE a.device WHEN 'cpu' THEN CAST(split_part(j.need, ':', 2) AS int) ELSE 0 END AS slots
+    FROM attempts a JOIN jobs j ON j.id = a.job_id
+    WHERE a.node_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
+      AND a.status <> 'ended'
     """
 )
 _PLACE = text(
@@ -124,7 +127,7 @@ async def _still_fitting(
     gpus_used: dict[str, set[int]] = {node_id: set() for node_id in nodes}
     for row in await session.execute(_USED, ids):
         if row.node_id in nodes:
-            cpu_used[row.node_id] += row.device == "cpu"
+            cpu_used[row.node_id] += row.slots
             gpus_used[row.node_id].update(row.gpu_indices)
     fitting: list[tuple[Choice, list[int]]] = []
     for choice in choices:
@@ -134,8 +137,8 @@ async def _still_fitting(
         indices = sorted(int(gpu["index"]) for gpu in node.gpus)
         free = [index for index in indices if index not in gpus_used[node.id]]
         if choice.device == "cpu":
-            if cpu_used[node.id] < node.cpu_slots:
-                cpu_used[node.id] += 1
+            if cpu_used[node.id] + choice.cpu_slots <= node.cpu_slots:
+                cpu_used[node.id] += choice.cpu_slots
                 fitting.append((choice, []))
         elif len(free) >= choice.gpus:
             gpus_used[node.id].update(free[: choice.gpus])

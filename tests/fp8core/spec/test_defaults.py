@@ -79,7 +79,7 @@ RESOLVED: dict[str, Any] = {
         "log_every_steps": 1, "fp8_every_steps": 10, "tensorboard": False, "mlflow": None,
         "wandb": None,
     },
-    "resources": {"device": "auto", "gpus": 1},
+    "resources": {"device": "auto", "gpus": 1, "cpu_ranks": 1, "rank_timeout_seconds": 600},
     "limits": {
         "lease_ttl_seconds": 900,
         "max_restarts": 3,

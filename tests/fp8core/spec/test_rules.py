@@ -122,6 +122,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "no GPUs",
     ),
     (
+        {"recipe": {"engine": "emulated"}, "resources": {"cpu_ranks": 2}},
+        "/resources/cpu_ranks",
+        "no effect with the device auto",
+    ),
+    (
+        {"resources": {"rank_timeout_seconds": 60}},
+        "/resources/rank_timeout_seconds",
+        "waits for no other",
+    ),
+    (
         {"recipe": {"engine": "amp", "dtype": "bf16", "growth_interval": 10}},
         "/recipe/growth_interval",
         "only fp16 scales the loss",
@@ -155,7 +165,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"training": {"precision": {"communication": "bf16"}}},
         "/training/precision/communication",
-        "one GPU",
+        "one rank",
     ),
     (
         {"training": {"steps": 100, "schedule": {"warmup_steps": 101}}},
@@ -213,6 +223,11 @@ ACCEPTED: list[dict[str, Any]] = [
     {"recipe": {"engine": "amp", "dtype": "fp16", "growth_interval": 10}},
     {"training": {"precision": {"weights": "bf16", "master_weights": "fp32"}}},
     {"training": {"precision": {"communication": "bf16"}}, "resources": {"gpus": 2}},
+    {
+        "recipe": {"engine": "emulated"},
+        "training": {"precision": {"communication": "bf16"}},
+        "resources": {"device": "cpu", "cpu_ranks": 2, "rank_timeout_seconds": 60},
+    },
     {"training": {"steps": 100, "schedule": {"warmup_steps": 100}}},
     {
         "training": {

@@ -339,17 +339,22 @@ def test_a_disk_that_fills_up_fails_with_the_earlier_checkpoint_intact(
     assert not list((workdir / "checkpoints").glob(".partial*"))
 
 
-def test_several_gpus_are_refused_and_so_is_torchrun(
+def test_ranks_that_the_launcher_did_not_start_are_refused(
     job: Job, train: Train, result: Result, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from fp8core.errors import SpecRefused
     from fp8core.spec import parse_spec
-    from fp8core.training.device import check_one_rank
+    from fp8core.training.device import check_ranks
+    from fp8core.training.ranks.place import RankPlace
 
-    spec = parse_spec(job().read_bytes())
-    check_one_rank(spec)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(SpecRefused, match="WORLD_SIZE=2"):
-        check_one_rank(spec)
+    one = parse_spec(job().read_bytes())
+    two = parse_spec(job(resources={"device": "cpu", "cpu_ranks": 2}).read_bytes())
+    check_ranks(one, None)
+    check_ranks(two, RankPlace(1, 2, Path()))
+    with pytest.raises(SpecRefused, match="asks for 2 rank.s., and 3 started"):
+        check_ranks(two, RankPlace(1, 3, Path()))
     workdir = train(job(resources={"device": "auto", "gpus": 2}))
     assert result(workdir)["detail"].startswith("/resources/gpus: ")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SpecRefused, match="WORLD_SIZE=2"):
+        check_ranks(one, None)
