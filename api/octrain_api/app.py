@@ -25,6 +25,7 @@ from octrain_api.logs.endpoints import router as logs
 from octrain_api.metrics.endpoints import router as metrics
 from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
+from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
@@ -88,6 +89,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys, recipes):
         api.include_router(router)
     api.include_router(event_streams)
+    api.include_router(node_metrics)
     api.include_router(webhooks)
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)

@@ -651,6 +651,34 @@ class Leftover(Base):
     )
 
 
+class NodeSample(Base):
+    """What a node's GPUs and its host did at a time. Old ones go as new ones come."""
+
+    __tablename__ = "node_samples"
+
+    node_id: Mapped[str] = mapped_column(
+        ForeignKey("nodes.id", ondelete="CASCADE"), primary_key=True
+    )
+    id: Mapped[str] = mapped_column(primary_key=True)
+    time: Mapped[datetime]
+    host: Mapped[Json]
+    gpus: Mapped[list[Json]] = mapped_column(JSONB)
+
+    __table_args__ = (Index("ix_node_samples_time", "node_id", "time"),)
+
+
+class GpuActivity(Base):
+    """Until when the GPUs of an attempt were seen, and when one was last seen at work."""
+
+    __tablename__ = "gpu_activity"
+
+    attempt_id: Mapped[str] = mapped_column(
+        ForeignKey("attempts.id", ondelete="CASCADE"), primary_key=True
+    )
+    seen_at: Mapped[datetime]
+    busy_at: Mapped[datetime]
+
+
 class QueueGroup(Base):
     """What the queued jobs of one need wait for, as of the scheduler's last tick."""
 

@@ -192,6 +192,14 @@ class MetricSettings(BaseSettings):
     sweep_interval: float = Field(default=60.0, gt=0)
 
 
+class NodeMetricSettings(BaseSettings):
+    """How long samples of nodes are kept."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_NODE_METRICS_")
+
+    keep_hours: float = Field(default=24.0, gt=0, le=8784)
+
+
 class Settings(BaseSettings):
     """All settings; each part reads its own variables."""
 
@@ -203,5 +211,6 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
+    node_metrics: NodeMetricSettings = Field(default_factory=NodeMetricSettings)
     metrics: MetricSettings = Field(default_factory=MetricSettings)
     webhooks: WebhookSettings = Field(default_factory=WebhookSettings)

@@ -77,7 +77,11 @@ class Attempt:
 
     @property
     def steps(self) -> list[int]:
-        return [record["step"] for record in self.of_type("metrics")]
+        return [
+            record["step"]
+            for record in self.of_type("metrics")
+            if not all(name.startswith(("gpu/", "host/")) for name in record["values"])
+        ]
 
     @property
     def events(self) -> list[str]:
@@ -109,6 +113,7 @@ class ApiServer:
         self.attempts: dict[str, Attempt] = {}
         self.nodes: dict[str, dict[str, Any]] = {}
         self.active: list[str] = []
+        self.samples: list[dict[str, Any]] = []
         # What node heartbeats are answered with: unclaimed attempts, files to remove.
         self.placed: list[str] = []
         self.leftovers: dict[str, dict[str, Any]] = {}
@@ -174,6 +179,9 @@ class ApiServer:
                 "queue": "node.node_1",
                 "heartbeat_interval_seconds": interval,
             }
+        if parts[0] == "nodes" and parts[2] == "metrics":
+            self.samples.extend(body["samples"])
+            return 200, {"stored": len(body["samples"])}
         if parts[0] == "nodes":
             return 200, self._node_heartbeat(body)
         attempt = self.attempts.get(parts[1])

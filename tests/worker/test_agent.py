@@ -81,6 +81,28 @@ def start_node(workplace: Any, until: Callable[..., Any]) -> Callable[[], subpro
     return start
 
 
+def test_samples_of_the_node_reach_the_api_and_its_job(
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    workplace.environment["OCTRAIN_WORKER_METRICS_SECONDS"] = "1"
+    start_node()
+    job = workplace.api.add("att_sampled", {"steps": 9999, "step_seconds": 0.02})
+    send("att_sampled")
+
+    def hosts() -> list[dict[str, Any]]:
+        return [r for r in job.of_type("metrics") if "host/memory_bytes" in r["values"]]
+
+    until(lambda: len(hosts()) > 1, "points of the host", 60)
+    steps = [record["step"] for record in hosts()]
+    assert steps == sorted(set(steps))
+    assert hosts()[0]["values"]["host/memory_bytes"] > 1 << 20
+    until(lambda: len(workplace.api.samples) > 1, "samples of the node", 30)
+    names = [sample["id"] for sample in workplace.api.samples]
+    assert len(set(names)) == len(names)
+    job.wanted = "cancel"
+    until(lambda: job.finished, "the end of the job", 30)
+
+
 def test_runs_jobs_is_adopted_after_sigkill_and_shuts_down(
     workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
 ) -> None:

@@ -205,6 +205,9 @@ class ApiClient:
         body = {"active_attempts": list(active_attempts), "removed": list(removed)}
         return self._post(f"/nodes/{node_id}/heartbeat", body, NodeAnswer)
 
+    def node_metrics(self, node_id: str, samples: Sequence[dict[str, Any]]) -> None:
+        self._post(f"/nodes/{node_id}/metrics", {"samples": list(samples)}, _Answer)
+
     def claim(self, attempt_id: str, *, node_id: str, supervisor: str) -> Claim:
         body = {"node_id": node_id, "supervisor": supervisor}
         return self._post(f"/attempts/{attempt_id}/claim", body, Claim)

@@ -62,6 +62,8 @@ class NodeSettings(BaseSettings):
     # Seconds between the hand-over of a spare and the start of the next: its imports would
     # otherwise compete with the first steps of the job that took it.
     spare_delay_seconds: float = Field(default=10.0, ge=0)
+    # Seconds between two samples of the node's GPUs, processors and memory.
+    metrics_seconds: float = Field(default=10.0, ge=1, le=60)
 
     @field_validator("data_dir")
     @classmethod
@@ -152,6 +154,11 @@ class WorkerSettings:
     @property
     def attempts_folder(self) -> Path:
         return self.node.data_dir / "attempts"
+
+    @property
+    def node_metrics_file(self) -> Path:
+        """The newest sample of the node: written by the agent, read by supervisors."""
+        return self.node.data_dir / "node_metrics.json"
 
     @property
     def spares_folder(self) -> Path:

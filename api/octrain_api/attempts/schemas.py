@@ -115,7 +115,7 @@ class ArtifactFile(BaseModel):
 class ArtifactRequest(Fenced):
     """Files that lie complete in the artifact store."""
 
-    kind: Literal["checkpoint", "model", "report", "conversion", "log"]
+    kind: Literal["checkpoint", "model", "report", "conversion", "log", "telemetry"]
     name: str = Field(min_length=1, max_length=256)
     step: int | None = Field(default=None, ge=0)
     url: str = Field(min_length=1, max_length=4096)

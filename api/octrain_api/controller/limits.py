@@ -1,4 +1,4 @@
-"""A job's own limits: the time it may wait, the time it may run, and stalls.
+"""A job's own limits: the time it may wait, the time it may run, stalls, and idle GPUs.
 
 A run that must stop is stopped gently: it is told by its next heartbeat, has the job's
 `cancel_deadline_seconds` to save and end, and loses its lease after that.
@@ -29,6 +29,7 @@ async def enforce_limits(database: Database) -> None:
         waited = await repository.queue_time_over()
         ran = await repository.run_time_over()
         stalled = await repository.stalled()
+        idle = await repository.gpu_idle()
     for job_id in waited:
         async with database.transaction() as session:
             await _end_wait(session, job_id)
@@ -38,6 +39,9 @@ async def enforce_limits(database: Database) -> None:
     for job_id, attempt_id in stalled:
         async with database.transaction() as session:
             await _note_stall(session, job_id, attempt_id)
+    for job_id, attempt_id in idle:
+        async with database.transaction() as session:
+            await _end_idle(session, job_id, attempt_id)
 
 
 async def _end_wait(session: AsyncSession, job_id: str) -> None:
@@ -87,6 +91,30 @@ async def _end_run(session: AsyncSession, job_id: str, attempt_id: str) -> None:
         detail=f"Its runs together have taken max_run_time_seconds, {ran} s.",
     )
     log.info("stopping %s: it has run for %s s", job.id, ran)
+
+
+async def _end_idle(session: AsyncSession, job_id: str, attempt_id: str) -> None:
+    job, attempt = await _live(session, job_id, attempt_id)
+    if job is None or job.status not in _AT_WORK:
+        return
+    bound = limits.idle_gpu_timeout(job)
+    idle = await ControllerRepository(session).gpu_idle_seconds(attempt_id)
+    if bound is None or idle <= bound:
+        return
+    await transitions.apply(
+        session,
+        job,
+        Status.CANCELLING,
+        Actor.RECONCILER,
+        attempt=attempt,
+        message=f"The GPUs of the run have lain idle for {idle:.0f} s; it is stopped.",
+        reason=Reason.GPU_IDLE,
+        detail=(
+            "All GPUs of the run showed a utilisation below 1 % for longer than its "
+            f"idle_gpu_timeout_seconds, {bound} s."
+        ),
+    )
+    log.info("stopping %s: its GPUs have lain idle for %.0f s", job.id, idle)
 
 
 async def _note_stall(session: AsyncSession, job_id: str, attempt_id: str) -> None:

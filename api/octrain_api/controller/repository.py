@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import Row, exists, func, select, update
+from sqlalchemy import Integer, Row, cast, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
 from octrain_api.database import seconds
 from octrain_api.jobs.transitions import PLACED, Status
-from octrain_api.models import Attempt, Job, Outbox
+from octrain_api.models import Attempt, GpuActivity, Job, Outbox
 
 # Sent between two looks at the outbox, and then marked together.
 _MOST_MESSAGES = 100
@@ -119,6 +119,28 @@ class ControllerRepository:
             Attempt.last_heartbeat_at - Attempt.progress_at > seconds(Attempt.stall_seconds),
         )
         return (await self._session.execute(statement)).all()
+
+    async def gpu_idle(self) -> Sequence[Row[str, str]]:
+        """(job id, attempt id) whose GPUs have lain idle longer than the job allows.
+
+        Judged at the last time they were seen: what is not seen is not idle.
+        """
+        limit = cast(Job.spec["limits"]["idle_gpu_timeout_seconds"].astext, Integer)
+        idle = GpuActivity.seen_at - GpuActivity.busy_at
+        statement = (
+            select(Attempt.job_id, Attempt.id)
+            .join(GpuActivity, GpuActivity.attempt_id == Attempt.id)
+            .join(Job, Job.id == Attempt.job_id)
+            .where(Attempt.status == "running", idle > seconds(limit))
+            .where(Job.status.in_([Status.STARTING.value, Status.RUNNING.value]))
+        )
+        return (await self._session.execute(statement)).all()
+
+    async def gpu_idle_seconds(self, attempt_id: str) -> float:
+        """How long the attempt's GPUs have lain idle, when they were last seen."""
+        idle = func.extract("epoch", GpuActivity.seen_at - GpuActivity.busy_at)
+        statement = select(idle).where(GpuActivity.attempt_id == attempt_id)
+        return float(await self._session.scalar(statement) or 0.0)
 
     async def silent(self, heartbeat_ttl: float) -> Sequence[Row[str, str]]:
         """(job id, attempt id) not heard for `heartbeat_ttl` seconds and not yet said to be."""

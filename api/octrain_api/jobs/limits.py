@@ -48,6 +48,12 @@ def max_run_time(job: Job) -> int | None:
     return int(value) if value is not None else None
 
 
+def idle_gpu_timeout(job: Job) -> int | None:
+    """Seconds that all GPUs of an attempt may lie idle; None for any time."""
+    value = _limit(job, "idle_gpu_timeout_seconds", None)
+    return int(value) if value is not None else None
+
+
 def on_stall(job: Job) -> str:
     """What a stall leads to: report, restart or fail."""
     return str(_limit(job, "on_stall", "report"))

@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from octrain_worker.agent.leftovers import LeftoverRemover
+from octrain_worker.agent.node_metrics import HostReader, NodeSampler, NvmlReader, SampleSender
 from octrain_worker.agent.supervisors import Handle, Supervisors
 from octrain_worker.api_client import (
     ApiClient,
@@ -94,6 +95,7 @@ class Node:
         self._supervisors.adopt_all()
         for name, body in (("heartbeat", self._beat), ("watch", self._watch)):
             threading.Thread(target=body, name=name, daemon=True).start()
+        self._sample(registration.node_id)
         logger.info("node %s is %s", self._settings.node.name, registration.node_id)
         return True
 
@@ -170,6 +172,16 @@ class Node:
             self._stopping.wait(delay)
             delay = min(delay * 2, 5.0)
         return None
+
+    def _sample(self, node_id: str) -> None:
+        gpus = NvmlReader([gpu.index for gpu in self._gpus])
+        SampleSender(
+            NodeSampler(gpus, HostReader()),
+            self._settings.node_metrics_file,
+            lambda samples: self._client.node_metrics(node_id, samples),
+            interval=self._settings.node.metrics_seconds,
+            stop=self._stopping,
+        ).start()
 
     def _beat(self) -> None:
         assert self._registration is not None

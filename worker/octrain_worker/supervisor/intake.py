@@ -11,9 +11,10 @@ from typing import Any
 
 from octrain_worker.clock import boot_time
 from octrain_worker.supervisor.collector import Collector
+from octrain_worker.supervisor.device_metrics import DeviceMetrics
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.shipper import Shipper
-from octrain_worker.supervisor.spool import Spool
+from octrain_worker.supervisor.spool import Entry, Spool
 from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
 
@@ -35,6 +36,7 @@ class Intake:
         uploads: Uploads,
         link: Link,
         wakeup: Wakeup,
+        devices: DeviceMetrics,
     ) -> None:
         self.step: int | None = None
         self._collector = collector
@@ -43,6 +45,7 @@ class Intake:
         self._uploads = uploads
         self._link = link
         self._wakeup = wakeup
+        self._devices = devices
         self._disk_full = False
 
     def round(self) -> None:
@@ -56,6 +59,7 @@ class Intake:
             self._disk_full = True
             return
         self.take(records)
+        self._add_sample()
         self._spool_notes()
 
     def drain(self) -> None:
@@ -82,6 +86,16 @@ class Intake:
             elif record["type"] in ("progress", "metrics") and isinstance(record.get("step"), int):
                 self.step = self._link.step = record["step"]
         self._uploads.add_records(records)
+        self._shipper.wake()
+
+    def _add_sample(self) -> None:
+        record = self._devices.due(self.step)
+        if record is None:
+            return
+        try:
+            self._spool.append([Entry(record)])
+        except OSError as error:  # a full disk, and there will be another sample
+            logger.debug("a sample of the devices is not kept: %s", error)
         self._shipper.wake()
 
     def _spool_notes(self) -> None:

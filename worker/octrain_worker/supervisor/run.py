@@ -24,6 +24,7 @@ from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.claiming import claim_attempt
 from octrain_worker.supervisor.closing import Closing, ExitStatus, disowned
 from octrain_worker.supervisor.collector import Collector, last_lines
+from octrain_worker.supervisor.device_metrics import DeviceMetrics
 from octrain_worker.supervisor.environment import MARKER
 from octrain_worker.supervisor.gpu_memory import GpuMemory
 from octrain_worker.supervisor.host_memory import OomCounts
@@ -122,7 +123,8 @@ class Supervisor:
             telemetry=self._folder.work / "telemetry.jsonl",
             logs={"stdout": self._folder.stdout, "stderr": self._folder.stderr},
         )
-        intake = Intake(collector, self._spool, shipper, uploads, self._link, self._wakeup)
+        devices = DeviceMetrics(self._settings.node_metrics_file, claim.gpu_indices)
+        intake = Intake(collector, self._spool, shipper, uploads, self._link, self._wakeup, devices)
         self._link.start()
         shipper.start()
         uploads.start()
