@@ -10,6 +10,7 @@ from octrain_api import clocks, docs, health, problem_pages, problems
 from octrain_api.artifacts.endpoints import router as artifacts
 from octrain_api.attempts.endpoints import router as attempts
 from octrain_api.database import Database
+from octrain_api.datasets.endpoints import router as datasets
 from octrain_api.dependencies import Context
 from octrain_api.events.endpoints import router as events
 from octrain_api.events.stream_endpoints import router as event_streams
@@ -91,6 +92,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     api.include_router(event_streams)
     api.include_router(node_metrics)
     api.include_router(webhooks)
+    api.include_router(datasets)
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)

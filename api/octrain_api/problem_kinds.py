@@ -276,6 +276,55 @@ _kind(
     "HTTP itself refuses the request, for a reason that has no type of its own.",
     "The status and `detail` say what is wrong.",
 )
+_kind(
+    "dataset-too-large",
+    413,
+    "Data set too large",
+    "A single data set may not have so many bytes.",
+    "Upload it as several data sets, or ask the operator for a path that nodes share.",
+)
+_kind(
+    "dataset-quota-exceeded",
+    409,
+    "Conflict with the present state",
+    "The owner's data sets use all that one may store; `bytes_used` and `bytes_allowed` say it.",
+    "Delete data sets that are no longer needed.",
+)
+_kind(
+    "dataset-in-use",
+    409,
+    "Conflict with the present state",
+    "Jobs that have not ended read this data set; `jobs` names some.",
+    "Cancel them, or wait for their end.",
+)
+_kind(
+    "wrong-offset",
+    409,
+    "Conflict with the present state",
+    "An upload goes on only where it stands: `upload_offset`.",
+    "Send the part that begins at `upload_offset`.",
+)
+_kind(
+    "upload-complete",
+    409,
+    "Conflict with the present state",
+    "All bytes of this data set have been received.",
+    "Read the data set: its check may still be under way.",
+)
+_kind(
+    "upload-too-long",
+    413,
+    "Upload too long",
+    "More bytes came than the announced size leaves room for; nothing of the part was stored.",
+    "Check that the file has not changed since it was announced.",
+)
+_kind(
+    "too-many-parts",
+    409,
+    "Conflict with the present state",
+    "The upload was sent in as many parts as an upload may have.",
+    "Delete the data set and upload it again in larger parts.",
+)
 
 
 def markdown() -> str:

@@ -200,6 +200,20 @@ class NodeMetricSettings(BaseSettings):
     keep_hours: float = Field(default=24.0, gt=0, le=8784)
 
 
+class DatasetSettings(BaseSettings):
+    """What owners may upload, and how long it is kept for them unfinished."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_DATASET_")
+
+    quota_bytes: int = Field(default=100 * 2**30, ge=0)
+    most_per_owner: int = Field(default=10_000, ge=1)
+    max_bytes: int = Field(default=50 * 2**30, ge=1)
+    max_parts: int = Field(default=10_000, ge=1)
+    expire_after: float = Field(default=86400.0, gt=0)
+    # What the check refused holds no files; its problems can be read for so long.
+    keep_invalid: float = Field(default=7 * 86400.0, gt=0)
+
+
 class Settings(BaseSettings):
     """All settings; each part reads its own variables."""
 
@@ -214,3 +228,4 @@ class Settings(BaseSettings):
     node_metrics: NodeMetricSettings = Field(default_factory=NodeMetricSettings)
     metrics: MetricSettings = Field(default_factory=MetricSettings)
     webhooks: WebhookSettings = Field(default_factory=WebhookSettings)
+    datasets: DatasetSettings = Field(default_factory=DatasetSettings)

@@ -15,7 +15,12 @@ from fp8core.spec.document import kind_of, quoted, shortened
 from fp8core.spec.job import LABEL_KEY_PATTERN
 from fp8core.spec.parts import HUB_ID_PATTERN, REVISION_PATTERN
 from fp8core.spec.problems import MOST_PROBLEMS, Problem, pointer_of
-from fp8core.spec.sources import JOB_ID_PATTERN, SPLIT_PATTERN, UPLOAD_ID_PATTERN
+from fp8core.spec.sources import (
+    JOB_ID_PATTERN,
+    SHA256_PATTERN,
+    SPLIT_PATTERN,
+    UPLOAD_ID_PATTERN,
+)
 
 Path = tuple[int | str, ...]
 
@@ -24,6 +29,7 @@ _PATTERNS = {
     REVISION_PATTERN: "must be a branch, tag or commit: letters, digits and . _ / -",
     JOB_ID_PATTERN: 'must be the id of a job, "job_" and letters and digits',
     SPLIT_PATTERN: 'must be the name of a split, such as "train"',
+    SHA256_PATTERN: "must be a sha256: 64 digits 0-9 and a-f",
     UPLOAD_ID_PATTERN: "must be the id of an uploaded data set: letters, digits and . _ -",
     LABEL_KEY_PATTERN: "must consist of letters, digits and . _ / -",
 }

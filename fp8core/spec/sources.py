@@ -19,9 +19,11 @@ from fp8core.spec.parts import (
 
 JOB_ID_PATTERN = r"^job_[0-9A-Za-z]+$"
 UPLOAD_ID_PATTERN = r"^[A-Za-z0-9._-]+$"
+SHA256_PATTERN = r"^[0-9a-f]+$"
 SPLIT_PATTERN = r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*$"
 
 JobId = Annotated[str, Field(max_length=64, pattern=JOB_ID_PATTERN)]
+Sha256 = Annotated[str, Field(min_length=64, max_length=64, pattern=SHA256_PATTERN)]
 LARGEST_VOCABULARY = 1_000_000
 
 
@@ -253,6 +255,10 @@ class UploadData(DataPart, title="Uploaded data set"):
         max_length=200,
         pattern=UPLOAD_ID_PATTERN,
         description="Id of the uploaded data set.",
+    )
+    sha256: Sha256 | None = Field(
+        default=None,
+        description="Digest of the data set's file. Null: filled in when the job is taken.",
     )
 
 

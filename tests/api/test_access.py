@@ -32,6 +32,12 @@ SCOPES = {
     ("GET", "/v1/recipes/{name}"): "jobs:read",
     ("GET", "/v1/recipes/{name}/versions"): "jobs:read",
     ("DELETE", "/v1/recipes/{name}"): "jobs:write",
+    ("POST", "/v1/datasets"): "jobs:write",
+    ("GET", "/v1/datasets"): "jobs:read",
+    ("GET", "/v1/datasets/{dataset_id}"): "jobs:read",
+    ("DELETE", "/v1/datasets/{dataset_id}"): "jobs:write",
+    ("HEAD", "/v1/datasets/{dataset_id}/content"): "jobs:read",
+    ("PATCH", "/v1/datasets/{dataset_id}/content"): "jobs:write",
     ("POST", "/v1/webhooks"): "jobs:write",
     ("GET", "/v1/webhooks"): "jobs:write",
     ("GET", "/v1/webhooks/{webhook_id}"): "jobs:write",
@@ -58,6 +64,7 @@ SCOPES = {
     ("DELETE", "/v1/keys/{key_id}"): "admin",
 }
 BODIES = {
+    "/v1/datasets": {"name": "d", "size": 1, "sha256": "0" * 64, "media": "text"},
     "/v1/webhooks": {"url": "https://hooks.example.com/"},
     "/v1/webhooks/{webhook_id}/redeliver": {"since": "2026-01-01T00:00:00Z"},
     "/v1/recipes": {"name": "r", "fragment": {"recipe": {"engine": "amp"}}},

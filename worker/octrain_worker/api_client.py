@@ -24,6 +24,7 @@ __all__ = [
     "ApiRefused",
     "ApiUnavailable",
     "Claim",
+    "DatasetPoint",
     "HeartbeatAnswer",
     "LeftoverOrder",
     "ModelPoint",
@@ -144,6 +145,16 @@ class WishAnswer(_Answer):
     stop_within_seconds: float | None = Field(default=None, ge=0)
 
 
+class DatasetPoint(_Answer):
+    """An uploaded data set in the artifact store: its folder's URL, its file and what that is."""
+
+    dataset: str
+    url: str
+    path: str
+    size: int
+    sha256: str
+
+
 class Claim(WishAnswer):
     """An attempt that is now this supervisor's: everything it needs to run it."""
 
@@ -158,6 +169,7 @@ class Claim(WishAnswer):
     # Checkpoints to go on from, best first.
     resume_candidates: list[ResumePoint] = []
     model_from: ModelPoint | None = None
+    dataset_from: DatasetPoint | None = None
     device: str = "cpu"
     gpu_indices: list[int] = []
 

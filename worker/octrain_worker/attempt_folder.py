@@ -14,6 +14,7 @@ and a successor closes an attempt whose supervisor is gone.
 ``spool/``          records on their way to the API
 ``stdout.log`` ...  what the trainer printed
 ``uploads/``        hard links to checkpoints on their way to the artifact store
+``dataset/``        the uploaded data set that it reads
 ``model/``          another job's model that this one begins with
 ``work/``           the trainer's workdir
 ``registered.json`` artifacts that the API has
@@ -98,6 +99,7 @@ class AttemptFolder:
         self.uploads = path / "uploads"
         self.reserve = path / "reserve"
         self.model = path / "model"
+        self.dataset = path / "dataset"
         self.work = path / "work"
         self._record = path / "supervisor.json"
         self._lock = path / "supervisor.lock"

@@ -48,6 +48,16 @@ class Wish(BaseModel):
     )
 
 
+class DatasetFrom(BaseModel):
+    """The file of an uploaded data set in the artifact store."""
+
+    dataset: str
+    url: str = Field(description="its folder")
+    path: str = Field(description="its name there; the suffix says what it holds")
+    size: int
+    sha256: str
+
+
 class Claim(Wish):
     """Everything a supervisor needs to run the attempt. All times are durations."""
 
@@ -67,6 +77,9 @@ class Claim(Wish):
     )
     model_from: ModelFrom | None = Field(
         default=None, description="for `model.source` job; null if that model is gone"
+    )
+    dataset_from: DatasetFrom | None = Field(
+        default=None, description="for `data.source` upload; null if that data set is gone"
     )
     device: str
     gpu_indices: list[int]

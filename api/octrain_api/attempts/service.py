@@ -14,6 +14,7 @@ from octrain_api.attempts.schemas import (
     ArtifactRequest,
     Claim,
     ClaimRequest,
+    DatasetFrom,
     FinishRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
@@ -24,6 +25,8 @@ from octrain_api.attempts.schemas import (
 )
 from octrain_api.attempts.telemetry import TelemetryWriter
 from octrain_api.database import database_now
+from octrain_api.datasets.places import content_name, folder_url
+from octrain_api.datasets.repository import DatasetRepository
 from octrain_api.events.repository import EventRepository
 from octrain_api.ids import new_id
 from octrain_api.jobs import endings, limits
@@ -121,6 +124,7 @@ class AttemptService:
             resume_from=candidates[0] if candidates else None,
             resume_candidates=candidates,
             model_from=await self._model_from(job.spec["model"]),
+            dataset_from=await self._dataset_from(job),
             device=attempt.device,
             gpu_indices=attempt.gpu_indices,
         )
@@ -132,6 +136,21 @@ class AttemptService:
         artifacts = ArtifactRepository(self._session)
         found = await artifacts.model_of(model["job"], model["checkpoint"])
         return ModelFrom(job=model["job"], url=found.url, files=found.files) if found else None
+
+    async def _dataset_from(self, job: Job) -> DatasetFrom | None:
+        data = job.spec["data"]
+        if data["source"] != "upload":
+            return None
+        found = await DatasetRepository(self._session).get(data["dataset"], job.owner)
+        if found is None or found.status != "ready":
+            return None
+        return DatasetFrom(
+            dataset=found.id,
+            url=folder_url(self._settings.storage.artifact_url, found),
+            path=content_name(found),
+            size=found.size,
+            sha256=data["sha256"],
+        )
 
     async def heartbeat(self, attempt_id: str, request: HeartbeatRequest) -> HeartbeatAnswer:
         """Renew the lease and say what is wanted."""

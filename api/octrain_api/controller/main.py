@@ -13,6 +13,7 @@ from octrain_api.controller.metrics import MetricKeeper
 from octrain_api.controller.reconciler import Reconciler
 from octrain_api.controller.relay import BrokerUnavailable, CelerySender, place_elsewhere, relay
 from octrain_api.controller.scheduler import Scheduler
+from octrain_api.controller.uploads import Uploads
 from octrain_api.controller.webhooks import deliver_for_ever
 from octrain_api.database import Database
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
@@ -130,6 +131,7 @@ class _Loops:
         self._reconciler = Reconciler(database, settings)
         self._scheduler = Scheduler(database, settings.controller, settings.scheduler)
         self._metrics = MetricKeeper(database, settings.metrics)
+        self._uploads = Uploads(database, settings)
         self._sender = sender
         self._broker_pause = 0.0
         self.wake_scheduler = asyncio.Event()
@@ -144,6 +146,12 @@ class _Loops:
             asyncio.create_task(self._every("reconciler", self._reconcile, asyncio.Event())),
             asyncio.create_task(self._every("metrics", self._keep_metrics, self._wake_metrics)),
             asyncio.create_task(deliver_for_ever(self._all_settings)),
+            asyncio.create_task(self._every("uploads", self._uploads.clean, asyncio.Event())),
+            # Two, so that a large data set holds no small one up.
+            *(
+                asyncio.create_task(self._every("checks", self._uploads.check, asyncio.Event()))
+                for _ in range(2)
+            ),
         ]
 
     async def _every(

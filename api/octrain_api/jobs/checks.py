@@ -117,7 +117,7 @@ def _check_jsonl(data: dict[str, Any], path: Path, byte_limit: int) -> ProblemEr
             return _problem(f"{path.name}, line {number}: not UTF-8", number)
         except (ValueError, RecursionError) as error:
             return _problem(f"{path.name}, line {number}: not JSON: {error}", number)
-        wrong = _check_row(data, row)
+        wrong = check_row(data, row)
         if wrong is not None:
             return _problem(f"{path.name}, line {number}: {wrong}", number)
     if empty and path.stat().st_size <= byte_limit:
@@ -125,7 +125,7 @@ def _check_jsonl(data: dict[str, Any], path: Path, byte_limit: int) -> ProblemEr
     return None
 
 
-def _check_row(data: dict[str, Any], row: Any) -> str | None:
+def check_row(data: dict[str, Any], row: Any) -> str | None:
     """What is wrong with one row of this format, or None."""
     if not isinstance(row, dict):
         return "a row must be a JSON object"

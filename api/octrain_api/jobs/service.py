@@ -14,6 +14,7 @@ from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import need_of, never_fits
 from octrain_api.database import lock_name
+from octrain_api.datasets.service import DatasetService
 from octrain_api.events.repository import EventRepository
 from octrain_api.ids import new_id
 from octrain_api.jobs import limits, transitions
@@ -139,7 +140,10 @@ class JobService:
                     for p in error.problems
                 ]
             ) from error
-        errors = _not_offered(spec) + await self._check_model(spec["model"])
+        errors = await self._check_model(spec["model"])
+        if spec["data"]["source"] == "upload":
+            datasets = DatasetService(self._session, self._settings.datasets, self._principal)
+            errors += await datasets.pin(spec["data"])
         rows = await NodeRepository(self._session).all_with_liveness(
             self._settings.controller.heartbeat_ttl
         )
@@ -289,12 +293,3 @@ def _unstorable(value: Any, pointer: str) -> list[ProblemError]:
     if isinstance(value, list):
         return [e for i, item in enumerate(value) for e in _unstorable(item, f"{pointer}/{i}")]
     return []
-
-
-def _not_offered(spec: dict[str, Any]) -> list[ProblemError]:
-    """Sources that the spec's language has and this service does not serve yet."""
-    errors = []
-    if spec["data"]["source"] == "upload":
-        message = "this server takes no uploads; use builtin, jsonl, text, parquet or huggingface"
-        errors.append(ProblemError(pointer="/data/source", message=message, code="not_offered"))
-    return errors

@@ -178,7 +178,7 @@ SOURCES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"source": "huggingface", "id": "a/b"},
         {**DATA, "name": None, "revision": None, "split": "train"},
     ),
-    ("data", {"source": "upload", "dataset": "set-1"}, DATA),
+    ("data", {"source": "upload", "dataset": "set-1"}, DATA | {"sha256": None}),
     ("data", {"source": "builtin"}, {**DATA, "name": "python_topics"}),
 ]
 

@@ -1,4 +1,5 @@
-"""From the store into an attempt's folder: a checkpoint to go on from, a model to begin with.
+"""From the store into an attempt's folder: a checkpoint to go on from, a model to begin with, an
+uploaded data set to read.
 
 A checkpoint is downloaded under a partial name, checked file by file against what was registered of
 it, and only then given its place in the workdir, where the trainer finds it. One that is torn is
@@ -14,14 +15,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8core.errors import ModelUnavailable
+from fp8core.errors import DataInvalid, ModelUnavailable
 from fp8core.storage import ArtifactStore
-from octrain_worker.api_client import ModelPoint, ResumePoint
+from octrain_worker.api_client import DatasetPoint, ModelPoint, ResumePoint
 
 __all__ = [
     "CheckpointTorn",
     "StoreUnreachable",
     "fetch_checkpoint",
+    "fetch_dataset",
     "fetch_model",
     "model_bytes",
 ]
@@ -84,6 +86,27 @@ def fetch_model(point: ModelPoint, target: Path) -> None:
         ) from error
 
 
+def fetch_dataset(point: DatasetPoint, target: Path) -> None:
+    """Puts the file of an uploaded data set into ``target``.
+
+    Raises ``DataInvalid`` when it is not there or not what the spec pins, ``StoreUnreachable``,
+    ``StorageFull``, and what the store itself raises.
+    """
+    files = [{"path": point.path, "sha256": point.sha256}]
+    try:
+        _download_files(ArtifactStore(point.url), files, target)
+    except FileNotFoundError as error:
+        _demand_store(point.url, error, kept="owners")
+        raise DataInvalid(
+            f"the data set {point.dataset} is no longer in the store: {error}",
+            pointer="/data/dataset",
+        ) from error
+    except CheckpointTorn as error:
+        raise DataInvalid(
+            f"the data set {point.dataset} is damaged: {error}", pointer="/data/dataset"
+        ) from error
+
+
 def model_bytes(files: Sequence[dict[str, Any]]) -> int:
     """The bytes of those files of a checkpoint that are the model itself."""
     return sum(int(file["size"]) for file in files if _is_of_model(file))
@@ -93,11 +116,11 @@ def _is_of_model(file: dict[str, Any]) -> bool:
     return not str(file["path"]).startswith(_TRAINING_STATE)
 
 
-def _demand_store(url: str, missing: Exception) -> None:
-    """Raises ``StoreUnreachable`` unless the store of this artifact is there with jobs in it: an
-    empty mount point must not make every checkpoint look torn."""
-    root, found, _ = url.partition("/jobs/")
-    if not found or not ArtifactStore(root).exists("jobs"):
+def _demand_store(url: str, missing: Exception, kept: str = "jobs") -> None:
+    """Raises ``StoreUnreachable`` unless the store of this artifact is there with jobs in it (or
+    what else it keeps): an empty mount point must not make every checkpoint look torn."""
+    root, found, _ = url.partition(f"/{kept}/")
+    if not found or not ArtifactStore(root).exists(kept):
         raise StoreUnreachable(f"the store {root} is not there, or is empty: {missing}")
 
 

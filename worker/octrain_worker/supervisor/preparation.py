@@ -12,13 +12,18 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from fp8core.disk_room import Room, check_room, planned_checkpoints
-from fp8core.errors import ModelUnavailable, StorageFull, TrainingError
+from fp8core.errors import DataInvalid, ModelUnavailable, StorageFull, TrainingError
 from fp8core.spec.outcomes import Outcome, Reason
 from octrain_worker.api_client import Claim
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_time
 from octrain_worker.settings import WorkerSettings
-from octrain_worker.supervisor.fetching import fetch_checkpoint, fetch_model, model_bytes
+from octrain_worker.supervisor.fetching import (
+    fetch_checkpoint,
+    fetch_dataset,
+    fetch_model,
+    model_bytes,
+)
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.outcome import Verdict
 
@@ -79,12 +84,19 @@ class Preparation:
                 f"job {model.get('job')} no longer has the model to begin with",
                 pointer="/model/job",
             )
+        data = claim.spec.get("data") or {}
+        if claim.dataset_from is None and data.get("source") == "upload":
+            raise DataInvalid(
+                f"the data set {data.get('dataset')} is no longer there", pointer="/data/dataset"
+            )
         self._check_room()
         return self._patiently(self._fetch)
 
     def _fetch(self) -> None:
         if self._claim.model_from is not None and not self._folder.model.exists():
             fetch_model(self._claim.model_from, self._folder.model)
+        if self._claim.dataset_from is not None and not self._folder.dataset.exists():
+            fetch_dataset(self._claim.dataset_from, self._folder.dataset)
         candidates = self._claim.resume_candidates
         if candidates:
             fetch_checkpoint(candidates, self._folder.work / "checkpoints", self._link.note)
@@ -119,6 +131,13 @@ class Preparation:
         newest checkpoint, of a model that is fetched. The trainer itself checks a first run, when
         it knows how large its tensors are."""
         claim, work = self._claim, self._folder.work
+        if claim.dataset_from is not None:
+            needed, free = claim.dataset_from.size, shutil.disk_usage(work).free
+            if needed > free:
+                raise StorageFull(
+                    f"the data set {claim.dataset_from.dataset} has {needed} bytes, and the "
+                    f"attempt's folder beside {work} has {free} free"
+                )
         if claim.model_from is not None:
             needed, free = model_bytes(claim.model_from.files), shutil.disk_usage(work).free
             if needed > free:
@@ -168,6 +187,7 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
         "roots": roots,
         "device": claim.device,
         "job_folder": str(folder.model) if claim.model_from is not None else None,
+        "upload_folder": str(folder.dataset) if claim.dataset_from is not None else None,
         "env": {"CUDA_VISIBLE_DEVICES": visible},
     }
 
