@@ -20,6 +20,7 @@ from fp8core.training import random_state
 from fp8core.training.assemble import announce_conversion, assemble
 from fp8core.training.build import Places, build_on_ranks
 from fp8core.training.checkpoint import CheckpointStore, LoadedCheckpoint
+from fp8core.training.checkpoint_room import check_checkpoint_room
 from fp8core.training.device import check_ranks, choose_device
 from fp8core.training.digest import digest
 from fp8core.training.loop import RunParts, TrainingLoop
@@ -163,6 +164,7 @@ class Run:
             world.same("weights", digest(sorted(model_tensors(assembled.learner.model).items())))
             world.same("place in the data", json.dumps(built.data.train.state_dict()))
         if world.main:
+            check_checkpoint_room(spec, assembled.learner, assembled.adapter, workdir)
         announce_conversion(assembled.conversion, workdir, telemetry, 0, world)
         parts = RunParts(
             spec=spec,

@@ -181,6 +181,11 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
     # Without a root the trainer would read any path of this machine that a spec names.
     roots = [str(root) for root in settings.storage.roots] or [str(folder.work)]
     visible = ",".join(str(index) for index in claim.gpu_indices) if claim.device == "cuda" else ""
+    environment = {"CUDA_VISIBLE_DEVICES": visible}
+    store = store_room(settings, claim)
+    if store is not None:
+        environment["FP8CORE_STORE_FOLDER"] = str(store.folder)
+        environment["FP8CORE_STORE_HELD_BYTES"] = str(store.held)
     return {
         "spec_path": str(folder.spec),
         "workdir": str(folder.work),
@@ -188,7 +193,7 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
         "device": claim.device,
         "job_folder": str(folder.model) if claim.model_from is not None else None,
         "upload_folder": str(folder.dataset) if claim.dataset_from is not None else None,
-        "env": {"CUDA_VISIBLE_DEVICES": visible},
+        "env": environment,
     }
 
 
