@@ -63,6 +63,8 @@ async def read_catalogue(
                 row.points,
             )
     blocks = [b for b in await repository.blocks(job_ids, open_only=True) if b.tier == 0]
+    if not blocks:
+        return found
     layouts = await repository.layouts(list({b.layout_id for b in blocks}))
     wanted = {
         key: [(n, name) for n, name in enumerate(layout) if name in names]

@@ -3,15 +3,16 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from octrain_api.metrics import summary
 from octrain_api.metrics.catalogue import Names, SeriesFacts, read_catalogue
-from octrain_api.metrics.codec import Directory, Floats, Rows, unpack_band, unpack_rows
+from octrain_api.metrics.codec import Directory, Floats, Rows, unpack_band
 from octrain_api.metrics.repository import MetricRepository, Slice
-from octrain_api.metrics.rollups import extent, level_for, place_of, width_for
+from octrain_api.metrics.rollups import BUCKET, extent, level_for, place_of, width_for
 from octrain_api.metrics.summary import Summary
 
 Key = tuple[str, str, int]
@@ -111,7 +112,7 @@ class MetricReader:
         cuts: dict[Key, int],
         width: int,
     ) -> list[_Part]:
-        level = level_for(width) if not query.since else None
+        level = level_for(width) if not any(query.since.values()) else None
         blocks = await self._repository.blocks(
             query.job_ids,
             from_step=query.from_step,
@@ -190,25 +191,32 @@ class MetricReader:
             Slice(part.block.id, part.level, *extent(part.place, part.buckets)) for part in rolled
         ]
         data = await self._repository.slices([*wanted.values(), *slices])
-        by_band = dict(zip(wanted, data, strict=False))
-        values = _Bands(by_band, directories)
-        found: dict[int, tuple[Summary, bool]] = {}
-        for part, band in zip(raw, bands, strict=True):
-            points, of = values.points(part, band, rows[part.block.id])
-            found[id(part)] = (_within(points, query, part, of), True)
-        bucket_rows: dict[tuple[int, int], Rows] = {}
-        for part, piece in zip(rolled, data[len(wanted) :], strict=True):
-            assert part.level is not None
-            key = (part.block.id, part.level)
-            if key not in bucket_rows:
-                bucket_rows[key] = unpack_rows(part.row_data, part.buckets)
-            buckets = summary.load(piece or b"", bucket_rows[key], part.level)
-            kept = _kept_buckets(buckets, bucket_rows[key], query, part)
-            found[id(part)] = (kept, False)
-        result: defaultdict[Key, list[tuple[Summary, bool]]] = defaultdict(list)
+        values = _Bands(dict(zip(wanted, data, strict=False)), directories)
+        pieces = {id(part): data[len(wanted) + n] for n, part in enumerate(rolled)}
+        band_of = {id(part): band for part, band in zip(raw, bands, strict=True)}
+        of_key: defaultdict[Key, list[_Part]] = defaultdict(list)
         for part in parts:
-            result[part.key].append(found[id(part)])
-        return result
+            of_key[part.key].append(part)
+        found: defaultdict[Key, list[tuple[Summary, bool]]] = defaultdict(list)
+        for key, own in of_key.items():
+            for level, group in groupby(own, key=lambda part: part.level):
+                run = list(group)
+                if level is not None:
+                    buckets = _buckets(run, [pieces[id(part)] or b"" for part in run])
+                    found[key].append((_kept_buckets(buckets, query, run[0], level), False))
+                    continue
+                for part in run:
+                    of = rows[part.block.id]
+                    points, of = values.points(part, band_of[id(part)], of)
+                    found[key].append((_within(points, query, part, of), True))
+        return found
+
+
+def _buckets(run: list[_Part], pieces: list[bytes]) -> tuple[Summary, Any]:
+    """The buckets of one series in blocks that follow each other, and the first step of each."""
+    rows = np.frombuffer(b"".join(part.row_data for part in run), dtype=BUCKET)
+    begin = rows["first"]
+    return summary.load(b"".join(pieces), begin, rows["time"], rows["tokens"]), begin
 
 
 class _Bands:
@@ -251,15 +259,18 @@ def _within(points: Summary, query: Query, part: _Part, rows: Rows) -> Summary:
     return points if keep.all() else points.take(keep)
 
 
-def _kept_buckets(buckets: Summary, rows: Rows, query: Query, part: _Part) -> Summary:
-    """Those with points; where the points are gone, those whose first step is in the range."""
-    keep = buckets.count > 0
-    keep &= rows.steps + (part.level or 1) > query.from_step
+def _kept_buckets(buckets: tuple[Summary, Any], query: Query, part: _Part, level: int) -> Summary:
+    """Those with points. Only where the points are gone may a bucket be but partly in the range;
+    it is then kept, and where a newer attempt begins in it, the older one's part as well.
+    """
+    whole, begin = buckets
+    keep = whole.count > 0
+    keep &= begin + level > query.from_step
     if query.to_step is not None:
-        keep &= rows.steps <= query.to_step
+        keep &= begin <= query.to_step
     if part.cut is not None:
-        keep &= rows.steps < part.cut
-    return buckets if keep.all() else buckets.take(keep)
+        keep &= begin < part.cut
+    return whole if keep.all() else whole.take(keep)
 
 
 def _cuts(facts: dict[Key, SeriesFacts]) -> dict[Key, int]:

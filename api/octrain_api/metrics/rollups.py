@@ -8,7 +8,6 @@ import numpy as np
 
 from octrain_api.metrics import summary
 from octrain_api.metrics.blocks import Block
-from octrain_api.metrics.codec import Rows, pack_rows
 
 # Widths of the buckets, in steps.
 LEVELS = (64, 512, 4096)
@@ -17,7 +16,9 @@ LEVELS = (64, 512, 4096)
 MIN_DENSITY = 12
 # Columns that are summed up together: bounds the memory.
 _COLUMNS = 64
-_PLACE = np.dtype("<i4")
+_PLACE = np.dtype("<i2")
+# Of each bucket its first step, and the time and tokens of its last row.
+BUCKET = np.dtype([("first", "<i8"), ("time", "<f8"), ("tokens", "<i8")])
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,12 @@ def roll_up(block: Block) -> list[Rollup]:
     parts: dict[int, list[bytes]] = {level: [] for level in LEVELS}
     places = {level: np.full(len(block.names), -1, dtype=_PLACE) for level in LEVELS}
     taken = dict.fromkeys(LEVELS, 0)
+    counts = [len(np.unique(block.rows.steps // level)) for level in LEVELS]
+    # A level of nearly as many buckets as the next is of no use beside that.
+    useful = {
+        level: count >= 2 * coarser
+        for level, count, coarser in zip(LEVELS, counts, [*counts[1:], 0], strict=True)
+    }
     for start in range(0, len(block.names), _COLUMNS):
         present = block.present[start : start + _COLUMNS] if block.present is not None else None
         values = block.values[start : start + _COLUMNS]
@@ -45,6 +52,7 @@ def roll_up(block: Block) -> list[Rollup]:
             keys, buckets = summary.sum_up(buckets, keys // (level // width))
             width = level
             dense = buckets.count.sum(axis=1) >= MIN_DENSITY * len(keys)
+            dense &= useful[level]
             chosen = np.flatnonzero(dense) if level != LEVELS[-1] else np.arange(len(dense))
             if len(chosen):
                 places[level][start + chosen] = taken[level] + np.arange(len(chosen))
@@ -62,11 +70,11 @@ def _rollup(block: Block, level: int, places: Any, data: bytes) -> Rollup:
     order = np.argsort(keys, kind="stable")
     ends = np.flatnonzero(np.append(keys[order][1:] != keys[order][:-1], True))
     last = order[ends]
-    rows = Rows(
-        keys[last] * level, block.rows.seqs[last], block.rows.times[last], block.rows.tokens[last]
-    )
+    rows = np.zeros(len(last), dtype=BUCKET)
+    rows["first"] = keys[last] * level
+    rows["time"], rows["tokens"] = block.rows.times[last], block.rows.tokens[last]
     every = np.array_equal(places, np.arange(len(places)))
-    return Rollup(level, len(last), pack_rows(rows), None if every else places.tobytes(), data)
+    return Rollup(level, len(last), rows.tobytes(), None if every else places.tobytes(), data)
 
 
 def place_of(places: bytes | None, column: int) -> int:

@@ -166,14 +166,12 @@ def store(summary: Summary, keys: Integers, width: int) -> bytes:
     return out.tobytes()
 
 
-def load(data: bytes, rows: Rows, width: int) -> Summary:
-    """The buckets of one series, of shape (B), from the bytes of `store`; `rows` are theirs, with
-    the first step of each.
-    """
+def load(data: bytes, begin: Integers, times: Floats, tokens: Integers) -> Summary:
+    """B buckets from the bytes of `store`, with the first step, the time and tokens of each."""
     stored = np.frombuffer(data, dtype=STORED)
     arrays: dict[str, Any] = {name: stored[name] for name in STORED.names or ()}
     for name in ("count", "non_finite", "low_at", "high_at", "last_at", "odd_at"):
         arrays[name] = arrays[name].astype(np.int64)
         if name.endswith("_at"):
-            arrays[name] += rows.steps
-    return Summary(**arrays, time=rows.times, tokens=rows.tokens)
+            arrays[name] += begin
+    return Summary(**arrays, time=times, tokens=tokens)

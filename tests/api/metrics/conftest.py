@@ -160,6 +160,7 @@ class Helpers:
     metric = staticmethod(metric)
     same = staticmethod(same)
     number = staticmethod(number)
+    pack = staticmethod(pack)
 
 
 @pytest.fixture(scope="session")

@@ -342,9 +342,11 @@ def test_rollups_are_what_brute_force_finds(batches: list[list[Record]]) -> None
     block = join(numbered(batches))
     made = {rollup.level: rollup for rollup in rollups.roll_up(block)}
     assert rollups.LEVELS[-1] in made
+    assert len({rollup.buckets for rollup in made.values()}) == len(made)
     records = [r for batch in batches for r in batch]
     for level, rollup in made.items():
-        rows = codec.unpack_rows(rollup.row_data, rollup.buckets)
+        rows = np.frombuffer(rollup.row_data, dtype=rollups.BUCKET)
+        assert len(rows) == rollup.buckets
         for column, name in enumerate(block.names):
             points = [(r.step, r.values[name]) for r in records if name in r.values]
             buckets = {step // level for step, _ in points}
@@ -353,8 +355,9 @@ def test_rollups_are_what_brute_force_finds(batches: list[list[Record]]) -> None
                 assert len(points) < rollups.MIN_DENSITY * rollup.buckets
                 continue
             offset, size = rollups.extent(place, rollup.buckets)
-            found = summary.load(rollup.data[offset : offset + size], rows, level)
-            keys = (rows.steps // level).tolist()
+            data = rollup.data[offset : offset + size]
+            found = summary.load(data, rows["first"], rows["time"], rows["tokens"])
+            keys = (rows["first"] // level).tolist()
             assert {key for at, key in enumerate(keys) if found.count[at]} == buckets
             for at, key in enumerate(keys):
                 if key in buckets:
