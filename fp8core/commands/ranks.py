@@ -14,6 +14,7 @@ from fp8core.durable import told_when_full
 from fp8core.errors import TrainingError
 from fp8core.training.ranks.launcher import Launcher
 from fp8core.training.ranks.place import FOLDER_VARIABLE
+from fp8core.training.workdir import Workdir
 
 __all__ = ["ranks_to_start", "run_ranks", "train_arguments"]
 
@@ -34,7 +35,6 @@ def ranks_to_start(spec_path: Path, roots: list[Path]) -> int:
 
 def run_ranks(ranks: int, arguments: list[str], workdir: Path) -> int:
     """Runs ``python -m fp8core ARGUMENTS`` as so many ranks; returns the exit code of all."""
-    result_path = workdir.absolute() / "result.json"
     with told_when_full(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     launcher = Launcher(arguments, ranks, workdir.absolute())
@@ -42,7 +42,9 @@ def run_ranks(ranks: int, arguments: list[str], workdir: Path) -> int:
     stream = sys.stdout if result.exit_code in (0, 10) else sys.stderr
     print(result.detail, file=stream, flush=True)
     try:
-        result.write(result_path)
+        # Held for this alone: where another trainer is at work, the result is none of that run.
+        with Workdir(workdir) as place:
+            result.write(place.result)
     except (TrainingError, OSError) as error:
         # The exit code still says it.
         print(f"error: result.json could not be written: {error}", file=sys.stderr)

@@ -165,11 +165,15 @@ def _said(ending: Ending) -> Verdict | None:
         outcome, reason = Outcome(result["outcome"]), Reason(result["reason"])
     except (KeyError, ValueError):
         return None
-    step = result.get("step")
+    step, detail = result.get("step"), str(result.get("detail") or "")
+    if result.get("signal") == "SIGKILL" and ending.host_out_of_memory:
+        # Of one of several ranks: their launcher cannot know who sent it.
+        reason = Reason.OUT_OF_MEMORY
+        detail += ": the node's memory (or its cgroup's) was exhausted, and the kernel killed it"
     return Verdict(
         outcome=outcome,
         reason=reason,
-        detail=str(result.get("detail") or "")[:_MAX_DETAIL],
+        detail=detail[:_MAX_DETAIL],
         step=step if isinstance(step, int) else ending.step,
         exit_code=ending.status if ending.status is not None else result.get("exit_code"),
         resumable=outcome is not Outcome.SUCCEEDED and reason in _RESUMABLE,

@@ -2,7 +2,8 @@
 
 Every trainer begins as a spare: ``python -m fp8core spare`` imports and then waits for one JSON
 line on its standard input. Whether that line comes at once or an hour later is the only difference
-between a cold and a warm start.
+between a cold and a warm start. For a job of several ranks the same process becomes their launcher:
+it starts them through torchrun, takes signals for all of them, and ends with the exit code of all.
 """
 
 from __future__ import annotations
