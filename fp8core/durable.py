@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,6 +16,7 @@ from fp8core.errors import StorageFull
 
 __all__ = [
     "PARTIAL_PREFIX",
+    "is_full",
     "sync_file",
     "sync_folder",
     "told_when_full",
@@ -67,9 +69,18 @@ def told_when_full(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if not is_full(error):
             raise
-        raise StorageFull(f"no room left to write {place}: {error.strerror}") from error
+        why = error.strerror or os.strerror(errno.ENOSPC)
+        raise StorageFull(f"no room left to write {place}: {why}") from error
+
+
+def is_full(error: OSError) -> bool:
+    """Whether it is for want of room that something could not be written."""
+    if isinstance(error, shutil.Error):
+        # Of a tree that was copied: it has no number, but the texts of those of its files.
+        return any(f"[Errno {number}]" in str(error) for number in _FULL)
+    return error.errno in _FULL
 
 
 def _sync(path: Path, flags: int) -> None:

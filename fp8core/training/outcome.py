@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8core.durable import write_json
+from fp8core.durable import is_full, write_json
 from fp8core.errors import OutOfMemory, StorageFull, TrainingError, exit_code_of
 from fp8core.spec.outcomes import Outcome, Reason
 
@@ -63,7 +62,7 @@ def as_training_error(error: BaseException) -> TrainingError | None:
     text = str(error)
     if isinstance(error, MemoryError):
         return OutOfMemory("the host ran out of memory")
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if isinstance(error, OSError) and is_full(error):
         return StorageFull(f"no room left on the disk: {text}")
     names = {kind.__name__ for kind in type(error).__mro__}  # without importing torch
     if "OutOfMemoryError" in names:

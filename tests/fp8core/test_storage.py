@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
+import shutil
 import uuid
 from pathlib import Path
 
 import pytest
 
+from fp8core.durable import told_when_full
+from fp8core.errors import StorageFull
 from fp8core.storage import ArtifactStore
 
 
@@ -121,3 +125,28 @@ def test_what_is_not_there_is_reported(store: ArtifactStore, tmp_path: Path) -> 
         store.open("absent")
     with pytest.raises(FileNotFoundError):
         store.get("absent", tmp_path / "x")
+
+
+def test_unfinished_files_are_listed_on_request(tmp_path: Path) -> None:
+    store = ArtifactStore(tmp_path.as_uri())
+    store.put_bytes(b"x", "a/b")
+    (tmp_path / "a" / ".partial-0123").write_bytes(b"x")
+    assert [one.key for one in store.list("a")] == ["a/b"]
+    assert [one.key for one in store.list("a", unfinished=True)] == ["a/.partial-0123", "a/b"]
+
+
+def test_a_full_disk_is_told_of_a_tree_too(tmp_path: Path) -> None:
+    """``shutil.copytree`` raises an OSError without a number."""
+
+    def no_room(_source: str, _target: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def not_allowed(_source: str, _target: str) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "file").write_bytes(b"x")
+    with pytest.raises(StorageFull, match="No space left"), told_when_full(tmp_path):
+        shutil.copytree(tmp_path / "tree", tmp_path / "one", copy_function=no_room)
+    with pytest.raises(shutil.Error), told_when_full(tmp_path):
+        shutil.copytree(tmp_path / "tree", tmp_path / "two", copy_function=not_allowed)

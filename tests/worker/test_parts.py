@@ -213,6 +213,7 @@ class TestOutcome:
             (texts.NCCL_TIMEOUT, Reason.COMMUNICATION_ERROR),
             (texts.NCCL_ERROR, Reason.COMMUNICATION_ERROR),
             (texts.GLOO, Reason.COMMUNICATION_ERROR),
+            ("OSError: [Errno 28] No space left on device: 'x'\n", Reason.STORAGE_FULL),
             # The peer that broke down is the cause, whoever spoke last.
             (texts.ECC + texts.NCCL_ERROR, Reason.HARDWARE_FAULT),
             (texts.CUDA_OUT_OF_MEMORY + texts.NCCL_TIMEOUT, Reason.OUT_OF_MEMORY),
@@ -221,7 +222,8 @@ class TestOutcome:
     )
     def test_words_of_a_crash(self, text: str, reason: Reason) -> None:
         verdict = classify(Ending(None, 77, log_tail=f"step 1\n{text}", crash_log=""))
-        assert (verdict.reason, verdict.resumable) == (reason, True)
+        passing = reason is not Reason.STORAGE_FULL
+        assert (verdict.reason, verdict.resumable) == (reason, passing)
         assert "Its last lines:\nstep 1\n" in verdict.detail
         # The same from the exception that the trainer reports, and its traceback.
         said = {"outcome": "failed", "reason": "internal_error", "detail": "it broke", "step": 3}
@@ -229,7 +231,7 @@ class TestOutcome:
         if reason is Reason.TRAINER_CRASHED:
             assert (reported.reason, reported.resumable) == (Reason.INTERNAL_ERROR, False)
         else:
-            assert (reported.reason, reported.resumable) == (reason, True)
+            assert (reported.reason, reported.resumable) == (reason, passing)
 
     def test_a_rank_killed_for_memory(self) -> None:
         killed = Ending(None, 1, host_out_of_memory=True, log_tail=texts.RANK_KILLED)

@@ -1,4 +1,4 @@
-"""What a crash was, by the words it left: memory, hardware, CUDA, communication.
+"""What a crash was, by the words it left: hardware, memory, a full disk, CUDA, communication.
 
 An exit code does not tell a broken GPU from a broken program, and where there are several ranks
 the first to speak is often not the first to fail: the others see only that their peer is gone. So
@@ -71,6 +71,11 @@ _KINDS: tuple[tuple[Reason, str, re.Pattern[str]], ...] = (
             r"Cannot allocate memory",
             r"std::bad_alloc",
         ),
+    ),
+    (
+        Reason.STORAGE_FULL,
+        "a disk is full",
+        _words(r"No space left on device", r"Disk quota exceeded"),
     ),
     (
         Reason.CUDA_ERROR,

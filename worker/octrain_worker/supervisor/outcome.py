@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from fp8core.spec.outcomes import ExitCode, Outcome, Reason
-from octrain_worker.supervisor.failure import find_failure
+from octrain_worker.supervisor.failure import Failure, find_failure
 
 __all__ = ["Ending", "StopCause", "Verdict", "classify"]
 
@@ -36,7 +36,8 @@ class Ending:
     ``status`` is the trainer's exit code, negative for a signal, None when nobody was there to see;
     ``cause`` why it was told to stop, with the service's ``cause_reason``, where it had one;
     ``killed`` says that the supervisor itself had to kill it; ``crash_log`` is the traceback that
-    the trainer left of an exception it did not expect.
+    the trainer left of an exception it did not expect; ``free_bytes`` is what was free in its work
+    folder at its end.
     """
 
     result: dict[str, Any] | None
@@ -48,6 +49,11 @@ class Ending:
     step: int | None = None
     log_tail: str = ""
     crash_log: str = ""
+    free_bytes: int | None = None
+
+    @property
+    def disk_was_full(self) -> bool:
+        return self.free_bytes is not None and self.free_bytes < _FULL_BYTES
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ _RESUMABLE = frozenset(
 _VAGUE = frozenset({Reason.INTERNAL_ERROR, Reason.TRAINER_CRASHED})
 # Failures whose last lines tell more than their one sentence.
 _WITH_LOG = _VAGUE | {
+    Reason.STORAGE_FULL,
     Reason.OUT_OF_MEMORY,
     Reason.CUDA_ERROR,
     Reason.COMMUNICATION_ERROR,
@@ -118,6 +125,8 @@ _OF_CAUSE = {
     ),
 }
 _MAX_DETAIL = 16_000
+# With less, not even a line is written by a file system of larger blocks.
+_FULL_BYTES = 64 << 10
 
 
 def classify(ending: Ending) -> Verdict:
@@ -147,12 +156,17 @@ def _explained(ending: Ending, verdict: Verdict, words: str) -> Verdict:
     if failure is not None and failure.reason is Reason.COMMUNICATION_ERROR:
         # Another rank, which wrote into the same log, may have failed first.
         failure = find_failure(f"{words}\n{ending.log_tail}") or failure
+    if failure is None and reason in _VAGUE and ending.disk_was_full:
+        # With no room even for its last words.
+        failure = Failure(Reason.STORAGE_FULL, "a disk is full", "the one of its work folder")
     if failure is not None:
         reason = failure.reason
         detail = f"{failure.what}: {failure.line}" + (f"\n{detail}" if detail else "")
+    if reason is Reason.STORAGE_FULL and ending.free_bytes is not None:
+        detail = f"{detail.rstrip('.')}. At its end {ending.free_bytes:,} bytes were free"
     if reason in _WITH_LOG and ending.log_tail:
         detail = f"{detail.rstrip('.')}. Its last lines:\n{ending.log_tail}"
-    resumable = verdict.resumable or (failure is not None and reason in _RESUMABLE)
+    resumable = verdict.resumable if failure is None else reason in _RESUMABLE
     return replace(verdict, reason=reason, detail=detail[:_MAX_DETAIL], resumable=resumable)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shutil
 import signal
 import time
 
@@ -202,6 +203,7 @@ class Supervisor:
         held = gpus.wait_until_free(_GPU_SECONDS)
         if held is not None:
             self._link.note("gpu_memory_held", f"no process of the attempt lives, but {held}")
+        free = shutil.disk_usage(self._folder.work).free
         self._link.end_of_training()
         self._folder.release_reserve()
         intake.drain()
@@ -218,6 +220,7 @@ class Supervisor:
                 step=intake.step,
                 log_tail=last_lines(logs, _LOG_TAIL_LINES),
                 crash_log=last_lines([self._folder.work / "crash.log"], _LOG_TAIL_LINES),
+                free_bytes=free,
             )
         )
 

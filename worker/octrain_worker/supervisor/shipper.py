@@ -74,6 +74,10 @@ class Shipper:
             except StaleAttempt as error:
                 self._link.disown(str(error))
                 return
+            except Exception:  # the attempt could not end without this thread
+                logger.exception("telemetry could not be sent, it is tried again")
+                closed.wait(_LONGEST_PAUSE)
+                continue
             pause = 0.1
             if not self._hurry and len(records) < 100:
                 closed.wait(_BATCH_SECONDS)

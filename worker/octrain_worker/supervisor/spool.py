@@ -11,6 +11,7 @@ the newest, whose first line keeps the positions.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -122,10 +123,12 @@ class Spool:
             if number <= self._acknowledged:
                 return
             self._acknowledged = number
-            # Unsynced: an older number only means that some records are sent again, and skipped.
+            # Unsynced, or not at all on a full disk: an older number only means that some records
+            # are sent again, and skipped.
             partial = self._folder / ".acknowledged"
-            partial.write_text(str(number))
-            partial.replace(self._folder / "acknowledged")
+            with contextlib.suppress(OSError):
+                partial.write_text(str(number))
+                partial.replace(self._folder / "acknowledged")
             while len(self._segments) > 1 and self._segments[1] <= number + 1:
                 self._path(self._segments.pop(0)).unlink(missing_ok=True)
 

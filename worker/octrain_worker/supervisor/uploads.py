@@ -210,7 +210,10 @@ class Uploads:
         with self._lock:
             self._registered.add(upload.key)
             registered = sorted(self._registered)
-        write_private(self._folder.registered, registered)
+        try:
+            write_private(self._folder.registered, registered)
+        except OSError as error:  # a successor registers it once more, to no effect
+            logger.warning("what is registered cannot be written down: %s", error)
         if upload.source.is_relative_to(self._folder.uploads):
             shutil.rmtree(upload.source, ignore_errors=True)
 
