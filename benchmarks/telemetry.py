@@ -3,7 +3,8 @@
 A loop records 20 scalars, once as tensors of the device and once as floats, and works for the rest
 of a 100 ms step, as a training loop does: only the time inside ``record()`` is counted. The goal is
 0.5 % of the step, 500 microseconds. On a GPU the work is kernels in flight, so a ``record()`` that
-waited for the device would show.
+waited for the device would show. The row "nothing" times as much arithmetic in its place: what
+it shows beyond its median is the machine's other work.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ def main() -> None:
     parser.add_argument("--step-seconds", type=float, default=0.1)
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
+    torch.set_num_threads(1)
     print(f"{SCALARS} scalars, {arguments.steps} steps of {arguments.step_seconds * 1e3:.0f} ms")
-    for kind in ("tensors", "floats"):
+    for kind in ("tensors", "floats", "nothing"):
         times = measure(kind, device, arguments.steps, arguments.step_seconds)
         median, p99 = statistics.median(times), statistics.quantiles(times, n=100)[98]
         share = median / arguments.step_seconds
@@ -58,7 +60,10 @@ def measure(kind: str, device: torch.device, steps: int, step_seconds: float) ->
                 for _ in range(200):
                     work @ work
             started = time.perf_counter()
-            telemetry.record(step, values)
+            if kind == "nothing":
+                sum(number * number for number in range(3000))
+            else:
+                telemetry.record(step, values)
             passed = time.perf_counter() - started
             if step >= 0:
                 times.append(passed)

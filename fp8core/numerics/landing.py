@@ -17,16 +17,17 @@ __all__ = ["Landing"]
 class Landing:
     """Copies of ``tensors`` in the host's memory, as they are at this point of the device's queue.
 
-    What is on the host already is cloned.
+    What is on the host already is cloned, unless the tensors are ``fresh``: nobody else's.
     """
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], *, fresh: bool = False) -> None:
         self._host: list[Tensor] = []
         devices: set[torch.device] = set()
         for tensor in tensors:
             there = tensor.detach()
             if there.device.type != "cuda":
-                self._host.append(there.clone() if there.device.type == "cpu" else there.cpu())
+                there = there.cpu()
+                self._host.append(there if fresh else there.clone())
                 continue
             host = torch.empty(there.shape, dtype=there.dtype, pin_memory=True)
             self._host.append(host.copy_(there, non_blocking=True))

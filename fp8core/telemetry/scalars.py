@@ -28,10 +28,12 @@ class Scalars:
                 )
             names, tensors = groups.setdefault((value.device, value.dtype), ([], []))
             names.append(name)
-            tensors.append(value.detach().reshape(()))
+            tensors.append(value if value.dim() == 0 else value.reshape(()))
         self._names = [names for names, _ in groups.values()]
         # One kernel and one transfer for each device and dtype, not one for each number.
-        self._landing = Landing([torch.stack(tensors) for _, tensors in groups.values()])
+        with torch.no_grad():
+            stacked = [torch.stack(tensors) for _, tensors in groups.values()]
+        self._landing = Landing(stacked, fresh=True)
 
     @property
     def arrived(self) -> bool:

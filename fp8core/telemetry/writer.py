@@ -1,7 +1,7 @@
 """The writer: records go into a bounded queue, and a thread of its own puts them into the file.
 
 Whoever records waits for nothing: not for the disk, and not for a GPU, whose numbers are written
-when they have arrived. While the disk refuses, records wait in memory and are tried again. Beyond
+when they have arrived. Metrics are in the file within 20 ms, all else at once. While the disk refuses, records wait in memory and are tried again. Beyond
 32 MiB of them the oldest records of FP8 health are dropped. Beyond 64 MiB, which are hours of
 losses, the oldest other metrics and progress go too; phases, events, checkpoints and artifacts
 never do. What was dropped is counted, in the metric ``telemetry/dropped`` (values since the
@@ -38,6 +38,9 @@ _MOST_BYTES = 64 << 20
 _RECORD_BYTES = 600
 _VALUE_BYTES = 200
 _MAX_TEXT = 16_384
+_NUMBER = (float, int)
+# Metrics wake nobody: waking a thread may cost the one that does it a turn on a busy machine.
+_LOOK_SECONDS = 0.02
 _ARRIVAL_POLL_SECONDS = 0.001
 _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 1.0
@@ -122,7 +125,7 @@ class TelemetryWriter:
         numbers: dict[str, float] = {}
         tensors: dict[str, Tensor] = {}
         for name, value in values.items():
-            if isinstance(value, float | int):
+            if isinstance(value, _NUMBER):
                 numbers[name] = value
             else:
                 tensors[name] = value
@@ -174,6 +177,7 @@ class TelemetryWriter:
         """Waits until all that was recorded before is in the file; whether it is."""
         with self._changed:
             order = self._order
+            self._changed.notify_all()
             return self._changed.wait_for(lambda: self._oldest() > order, timeout)
 
     def close(self) -> None:
@@ -211,7 +215,8 @@ class TelemetryWriter:
                 self._drop(self._health)
             while self._size > self._most_bytes and self._figures:
                 self._drop(self._figures)
-            self._changed.notify_all()
+            if queue is self._kept:
+                self._changed.notify_all()
 
     def _drop(self, queue: deque[_Item]) -> None:
         item = queue.popleft()
@@ -256,7 +261,7 @@ class TelemetryWriter:
                     return item
                 if self._closing is not None:
                     return None
-                self._changed.wait()
+                self._changed.wait(_LOOK_SECONDS)
 
     def _add_scalars(self, item: _Item) -> None:
         """The numbers of a device, when they have arrived. A device that fails or hangs has none:
