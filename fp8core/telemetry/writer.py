@@ -1,11 +1,11 @@
 """The writer: records go into a bounded queue, and a thread of its own puts them into the file.
 
 Whoever records waits for nothing: not for the disk, and not for a GPU, whose numbers are written
-when they have arrived. Metrics are in the file within 20 ms, all else at once. While the disk refuses, records wait in memory and are tried again. Beyond
-32 MiB of them the oldest records of FP8 health are dropped. Beyond 64 MiB, which are hours of
-losses, the oldest other metrics and progress go too; phases, events, checkpoints and artifacts
-never do. What was dropped is counted, in the metric ``telemetry/dropped`` (values since the
-process began) and in an event.
+when they have arrived. Metrics are in the file within 20 ms, all else at once. While the disk
+refuses, records wait in memory and are tried again. Beyond 32 MiB of them the oldest records of FP8
+health are dropped. Beyond 64 MiB, some 24,000 logged steps, the oldest other metrics and progress
+go too; phases, events, checkpoints and artifacts never do. What was dropped is counted, in the
+metric ``telemetry/dropped`` (values since the process began) and in an event.
 """
 
 from __future__ import annotations
