@@ -7,6 +7,7 @@ written as a literal, so that nothing can be resolved a second time. TLS still p
 import asyncio
 import contextlib
 import email.utils
+import logging
 import socket
 import ssl
 import time
@@ -52,6 +53,8 @@ class Sender:
 
     def __init__(self, settings: WebhookSettings, resolve: Resolve | None = None) -> None:
         self._settings = settings
+        # It would log every URL, and with it the tokens that users put there.
+        logging.getLogger("httpx").setLevel(logging.WARNING)
         self._threads = ThreadPoolExecutor(2 * settings.concurrency, "webhook-dns")
         self._resolve = resolve or self._resolve_in_thread
         context = ssl.create_default_context(cafile=settings.ca_file)

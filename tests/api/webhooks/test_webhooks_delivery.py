@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from octrain_api.models import Job
 
 
 async def test_an_event_arrives_signed_and_is_logged(
-    hooks: Any, receiver: Any, submit: Any
+    hooks: Any, receiver: Any, submit: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "octrain_api")
+    caplog.set_level(logging.INFO)
     receiver.answer = lambda request, handler: (202, {}, b"thanks \x00\xff")
     webhook = await hooks.make(receiver.url("/hook?token=1"))
     job_id = await submit(hooks.user, name="one")
@@ -31,6 +34,8 @@ async def test_an_event_arrives_signed_and_is_logged(
     assert (event["seq"], event["kind"], event["truncated"]) == (1, "status", False)
     assert [event["seq"] for event in await hooks.linked(payload)] == [1]
     assert request.path == "/hook?token=1"
+    assert "token=1" not in caplog.text
+    assert webhook["secret"] not in caplog.text
     assert request.headers["content-type"].startswith("application/json")
     assert request.headers["host"] == f"127.0.0.1:{receiver.port}"
     [delivery] = await hooks.log(webhook["id"])
