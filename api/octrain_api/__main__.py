@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 import json
-import logging
 import sys
 
+from octrain_api.observability.logs import configure
 from octrain_api.settings import Settings
 
 SCOPES = ("jobs:read", "jobs:write", "admin", "node")
@@ -24,6 +24,12 @@ def main(arguments: list[str] | None = None) -> int:
     create.add_argument("--name", required=True)
     create.add_argument("--owner", required=True)
     create.add_argument("--scopes", required=True, help=f"of {', '.join(SCOPES)}; by commas")
+    token = commands.add_parser(
+        "create-node-token", help="make a one-time token with which a node enrols; JSON"
+    )
+    token.add_argument("--owner", required=True)
+    token.add_argument("--node", help="the only node it is for; its former key is then revoked")
+    token.add_argument("--expires-in", type=int, default=3600, help="seconds; default: 3600")
     commands.add_parser("problems", help="print the page of problem types")
     options = parser.parse_args(arguments)
     if options.command == "problems":
@@ -31,10 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(markdown(), end="")
         return 0
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
     settings = Settings()
+    configure(settings.logs)
     match options.command:
         case "serve":
             return _serve(settings, options.host, options.port)
@@ -42,6 +46,8 @@ def main(arguments: list[str] | None = None) -> int:
             return _controller(settings)
         case "migrate":
             return _migrate(settings)
+        case "create-node-token":
+            return _create_token(settings, options.owner, options.node, options.expires_in)
         case _:
             return _create_key(settings, options.name, options.owner, options.scopes)
 
@@ -96,6 +102,32 @@ def _create_key(settings: Settings, name: str, owner: str, scopes: str) -> int:
         finally:
             await database.close()
         return {"id": key.id, "key": key.key}
+
+    print(json.dumps(asyncio.run(make())))
+    return 0
+
+
+def _create_token(settings: Settings, owner: str, node: str | None, expires_in: int) -> int:
+    from pydantic import ValidationError
+
+    from octrain_api.database import Database
+    from octrain_api.keys.enrolment import EnrolmentService
+    from octrain_api.keys.schemas import TokenRequest
+
+    try:
+        request = TokenRequest(node=node, owner=owner, expires_in_seconds=expires_in)
+    except ValidationError as error:
+        print("; ".join(str(e["msg"]) for e in error.errors()), file=sys.stderr)
+        return 2
+
+    async def make() -> dict[str, str]:
+        database = Database(settings.database)
+        try:
+            async with database.transaction() as session:
+                token = await EnrolmentService(session).create(request, owner)
+        finally:
+            await database.close()
+        return {"id": token.id, "token": token.token, "expires_at": token.expires_at.isoformat()}
 
     print(json.dumps(asyncio.run(make())))
     return 0

@@ -4,11 +4,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request
 
 from octrain_api import clocks, docs, health, problem_pages, problems
+from octrain_api.admission import Admission
 from octrain_api.artifacts.endpoints import router as artifacts
 from octrain_api.attempts.endpoints import router as attempts
+from octrain_api.audit.endpoints import router as audit
+from octrain_api.audit.recording import record_refusal
 from octrain_api.database import Database
 from octrain_api.datasets.endpoints import router as datasets
 from octrain_api.dependencies import Context
@@ -20,12 +23,17 @@ from octrain_api.jobs.reading import JobReader
 from octrain_api.jobs.stream_endpoints import router as streams
 from octrain_api.jobs.tags import ConditionalReads, JobTags
 from octrain_api.keys.endpoints import router as keys
+from octrain_api.keys.enrolment_endpoints import router as enrolment
+from octrain_api.keys.last_use import LastUse
 from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.logs.endpoints import router as logs
 from octrain_api.metrics.endpoints import router as metrics
 from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
+from octrain_api.observability.measures import Measures
+from octrain_api.observability.middleware import RequestObserver
+from octrain_api.rate_limits.limiter import RateLimiter
 from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
@@ -41,7 +49,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     database = Database(settings.database, "octrain-api")
     listener = JobListener(database, settings.http.stream_poll)
     principals, tags = Principals(database, listener), JobTags(listener)
+    measures, last_use = Measures(), LastUse(database, settings.keys.last_use_interval)
     context = Context(
+        measures=measures,
         settings=settings,
         database=database,
         listener=listener,
@@ -59,6 +69,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             await clocks.beat(session, clocks.API, settings.controller.downtime_tolerance)
         tasks = [
             asyncio.create_task(listener.run()),
+            asyncio.create_task(last_use.write_for_ever()),
             asyncio.create_task(
                 clocks.beat_for_ever(
                     database,
@@ -90,6 +101,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys, recipes):
         api.include_router(router)
     api.include_router(event_streams)
+    api.include_router(enrolment)
+    api.include_router(audit)
     api.include_router(node_metrics)
     api.include_router(webhooks)
     api.include_router(datasets)
@@ -97,8 +110,24 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)
     app.include_router(problem_pages.router)
-    app.add_middleware(RequestGuard, settings=settings.http)
+
+    async def afterwards(request: Request, status: int) -> None:
+        await record_refusal(database, request, status)
+
+    # The last one is the outermost.
     app.add_middleware(ConditionalReads, holder=principals.known, tags=tags)
+    app.add_middleware(
+        Admission,
+        settings=settings.rate_limits,
+        principals=principals,
+        limiter=RateLimiter(database),
+        last_use=last_use,
+        measures=measures,
+    )
+    app.add_middleware(RequestGuard, settings=settings.http)
+    app.add_middleware(
+        RequestObserver, settings=settings.logs, measures=measures, afterwards=afterwards
+    )
     problems.install(app)
     docs.install(app)
     return app

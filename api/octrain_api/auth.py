@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from octrain_api.dependencies import ContextDep
@@ -12,6 +12,7 @@ from octrain_api.problems import Problem
 
 __all__ = [
     "Admin",
+    "AnyKey",
     "NodeWorker",
     "Principal",
     "Reader",
@@ -27,6 +28,7 @@ _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="octrain"'}
 
 
 async def _principal(
+    request: Request,
     context: ContextDep,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> Principal:
@@ -38,15 +40,19 @@ async def _principal(
             "Send an API key: `Authorization: Bearer oct_...`.",
             headers=_CHALLENGE,
         )
-    principal = await context.principals.of(credentials.credentials)
+    # Admission has looked already; who holds a key may have changed in the meantime only.
+    principal = getattr(request.state, "principal", None)
+    if principal is None:
+        principal = await context.principals.of(credentials.credentials)
     if principal is None:
         raise Problem(
             401,
             "not-authenticated",
             "Not authenticated",
-            "This API key is unknown or revoked.",
+            "This API key is unknown, expired or revoked.",
             headers=_CHALLENGE,
         )
+    assert isinstance(principal, Principal)
     return principal
 
 
@@ -67,6 +73,7 @@ def require(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:
     return check
 
 
+AnyKey = Annotated[Principal, Depends(_principal)]
 Reader = Annotated[Principal, Depends(require(Scope.JOBS_READ))]
 Writer = Annotated[Principal, Depends(require(Scope.JOBS_WRITE))]
 Admin = Annotated[Principal, Depends(require(Scope.ADMIN))]

@@ -7,10 +7,12 @@ from typing import Annotated
 from fastapi import Depends, Request
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.audit.recording import record_change
 from octrain_api.database import Database
 from octrain_api.jobs.reading import JobReader
 from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
+from octrain_api.observability.measures import Measures
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
 
@@ -22,6 +24,7 @@ class Context:
     settings: Settings
     database: Database
     listener: JobListener
+    measures: Measures
     principals: Principals
     jobs: JobReader
     streams: Streams
@@ -47,6 +50,8 @@ async def get_session(context: ContextDep, request: Request) -> AsyncIterator[As
     reads = request.method in ("GET", "HEAD")
     async with database.snapshot() if reads else database.session() as session:
         yield session
+        if not reads:
+            await record_change(session, request)
         await session.commit()
         context.listener.forget_changes_of(session)
 

@@ -133,11 +133,32 @@ _kind(
     "Send from `expected_seq` on.",
 )
 _kind(
+    "job-in-use",
+    409,
+    "Conflict with the present state",
+    "Another job that has not ended begins with the model of this one; `job_id` names it.",
+    "Delete the job once the other has ended.",
+)
+_kind(
+    "range-not-satisfiable",
+    416,
+    "Range not satisfiable",
+    "The byte range begins behind the end of the file; `Content-Range` tells its length.",
+    "Ask for a range within the file, or for all of it.",
+)
+_kind(
     "wrong-status",
     409,
     "Conflict with the present state",
     "The job's status does not allow the change; `job_status` says what it is.",
     "Read the job, and decide anew.",
+)
+_kind(
+    "key-revoked",
+    409,
+    "Conflict with the present state",
+    "A revoked key can be neither changed nor rotated.",
+    "Make a new key; it cannot be had back.",
 )
 _kind(
     "too-many-webhooks",

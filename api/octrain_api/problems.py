@@ -39,6 +39,7 @@ class ProblemDetails(BaseModel):
     status: int
     detail: str
     instance: str | None = None
+    request_id: str | None = Field(default=None, description="by which the server's log has it")
     errors: list[ProblemError] | None = None
 
 
@@ -76,6 +77,34 @@ def conflict(slug: str, detail: str, **extra: Any) -> Problem:
     return Problem(409, slug, "Conflict with the present state", detail, **extra)
 
 
+def database_problem(error: Exception) -> Problem | None:
+    """503 for an error that says that the database is away; None for any other error. Logs it."""
+    if not isinstance(error, OperationalError | PoolTimeout):
+        return None
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    log.error("the database is unavailable: %s", cause)
+    return Problem(
+        503,
+        "database-unavailable",
+        "Database unavailable",
+        "The database cannot be reached now; nothing was stored. Try again shortly.",
+        headers={"Retry-After": "2"},
+    )
+
+
+def internal_error(error: Exception) -> Problem:
+    """500 for an error that nothing handled. The log has it; the answer tells nothing of it."""
+    # Of an error of the database not the statement's values, which are the caller's.
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    log.error("unhandled error: %s", cause, exc_info=error)
+    return Problem(
+        500,
+        "internal-error",
+        "Internal error",
+        "The service made an error; its log has the details.",
+    )
+
+
 def response(request: Request, problem: Problem) -> JSONResponse:
     """Render a problem."""
     body: dict[str, Any] = {
@@ -84,6 +113,7 @@ def response(request: Request, problem: Problem) -> JSONResponse:
         "status": problem.status,
         "detail": problem.detail,
         "instance": request.url.path,
+        "request_id": request.scope.get("state", {}).get("request_id"),
         **problem.extra,
     }
     if problem.errors:
@@ -147,30 +177,11 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(OperationalError)
     @app.exception_handler(PoolTimeout)
     async def _database(request: Request, error: Exception) -> JSONResponse:
-        log.error("database unavailable at %s %s: %s", request.method, request.url.path, error)
-        problem = Problem(
-            503,
-            "database-unavailable",
-            "Database unavailable",
-            "The database cannot be reached now; nothing was stored. Try again shortly.",
-            headers={"Retry-After": "2"},
-        )
+        problem = database_problem(error)
+        assert problem is not None
         return response(request, problem)
 
     @app.exception_handler(ClientDisconnect)
     async def _gone(request: Request, error: ClientDisconnect) -> Response:
         # Nobody reads this; without a handler it would be logged as an error of the service.
         return Response(status_code=400)
-
-    @app.exception_handler(Exception)
-    async def _unknown(request: Request, error: Exception) -> JSONResponse:
-        # What went wrong inside belongs in the log, never in the answer.
-        message = error.orig if isinstance(error, DBAPIError) else error
-        log.exception("unhandled error at %s %s: %s", request.method, request.url.path, message)
-        problem = Problem(
-            500,
-            "internal-error",
-            "Internal error",
-            "The service made an error; its log has the details.",
-        )
-        return response(request, problem)

@@ -104,6 +104,40 @@ class HttpSettings(BaseSettings):
         return self
 
 
+class KeySettings(BaseSettings):
+    """API keys."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_KEYS_")
+
+    # How often it is written which keys were used.
+    last_use_interval: float = Field(default=60.0, gt=0)
+
+
+class RateLimitSettings(BaseSettings):
+    """Requests that one key may send in `window` seconds; 0 is no limit."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_RATE_LIMIT_")
+
+    window: int = Field(default=60, ge=1, le=86_400)
+    read: int = Field(default=30_000, ge=0)
+    write: int = Field(default=6_000, ge=0)
+    # All requests of one node.
+    worker: int = Field(default=60_000, ge=0)
+    # Requests without a valid key, of one address, by each API process.
+    address: int = Field(default=600, ge=0)
+
+
+class LogSettings(BaseSettings):
+    """What is logged, and in which form."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_LOG_")
+
+    format: Literal["text", "json"] = "text"
+    level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    # A line for every request, for those that were refused or failed, or for none.
+    requests: Literal["all", "errors", "none"] = "errors"
+
+
 class ControllerSettings(BaseSettings):
     """Clocks of the scheduler, the relay and the reconciler."""
 
@@ -223,6 +257,9 @@ class Settings(BaseSettings):
     broker: BrokerSettings = Field(default_factory=BrokerSettings)
     storage: StorageSettings = Field(default_factory=StorageSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
+    keys: KeySettings = Field(default_factory=KeySettings)
+    rate_limits: RateLimitSettings = Field(default_factory=RateLimitSettings)
+    logs: LogSettings = Field(default_factory=LogSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
     node_metrics: NodeMetricSettings = Field(default_factory=NodeMetricSettings)

@@ -58,9 +58,16 @@ class Client:
         which. ``after`` is an event's ``id`` to go on from, or 0 for everything so far."""
         return follow(self._transport, "/events/stream", after=after)
 
-    def create_key(self, name: str, owner: str, scopes: Sequence[str]) -> str:
-        """Make an API key (scope admin); the key, which the server never tells again."""
+    def create_key(
+        self, name: str, owner: str, scopes: Sequence[str], *, node: str | None = None
+    ) -> str:
+        """Make an API key (scope admin); the key, which the server never tells again.
+
+        ``node`` is the one node that a key of the scope ``node`` speaks for.
+        """
         wanted = {"name": name, "owner": owner, "scopes": list(scopes)}
+        if node is not None:
+            wanted["node"] = node
         return str(self._transport.request("POST", "/keys", json=wanted)["key"])
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -96,8 +96,8 @@ class LocalStack:
 
     @property
     def node_key(self) -> str:
-        """A key with the scope node."""
-        return self.state.api.node_key
+        """The key of the first worker's node, with the scope node."""
+        return next(iter(self.state.api.node_keys.values()), "")
 
     @property
     def database_url(self) -> str:
@@ -136,16 +136,16 @@ class LocalStack:
                 self._migrate()
             self._start_process("api", self._api_command(), self._server_environment())
             if known:
-                self._start_workers()
+                # Those that have keys need not wait for the API.
+                self._start_workers(self.state.api.node_keys)
             else:
+                self.state.api.node_keys = {}
                 self.state.api.key = create_first_key(
                     self._server_environment(), self.logs / "migrate.log"
                 )
                 self.created_key = True
             self._await_api()
-            if not known:
-                self._create_node_key()
-                self._start_workers()
+            self._start_workers()
             self._start_process(
                 "controller", module("octrain_api", "controller"), self._server_environment()
             )
@@ -155,9 +155,10 @@ class LocalStack:
             self.stop()
             raise
 
-    def _start_workers(self) -> None:
+    def _start_workers(self, names: Collection[str] | None = None) -> None:
         for name in self.worker_names:
-            self.start_worker(name)
+            if f"worker-{name}" not in self._processes and (names is None or name in names):
+                self.start_worker(name)
 
     def start_worker(self, name: str, *, api_url: str | None = None) -> None:
         """Start the worker of a node (one that ``workers`` did not name, too).
@@ -169,7 +170,7 @@ class LocalStack:
             *("run", "--name", name, "--api", api_url or self.url),
             *("--data-dir", str(self.worker_data_dir(name))),
         )
-        self._start_process(f"worker-{name}", command, self._worker_environment())
+        self._start_process(f"worker-{name}", command, self._worker_environment(name))
 
     def restart(self, name: str) -> None:
         """Start a process again that has ended (at the same port, with the same data)."""
@@ -227,17 +228,23 @@ class LocalStack:
     def _keys_are_known(self) -> bool:
         """Whether our keys are in this database (which therefore has had a schema)."""
         api = self.state.api
-        return bool(api.key and api.node_key and api.database == self._fingerprint())
+        return bool(api.key and api.node_keys and api.database == self._fingerprint())
 
     def _fingerprint(self) -> str:
         named = self._database_url or str(self.data_dir)
         return hashlib.sha256(named.encode()).hexdigest()[:16]
 
-    def _create_node_key(self) -> None:
-        with Client(self.url, self.api_key) as client:
-            self.state.api.node_key = client.create_key("local-nodes", "local", ["node"])
-        self.state.api.database = self._fingerprint()
-        self.state.save(self.data_dir)
+    def _node_key_of(self, name: str) -> str:
+        """The key of this node; a node has one of its own, made when it first starts here."""
+        api = self.state.api
+        if name not in api.node_keys:
+            with Client(self.url, self.api_key) as client:
+                api.node_keys[name] = client.create_key(
+                    f"node {name}", "local", ["node"], node=name
+                )
+            api.database = self._fingerprint()
+            self.state.save(self.data_dir)
+        return api.node_keys[name]
 
     def _settle_port(self) -> None:
         """A port that is free. One that a predecessor holds for a moment yet is waited for."""
@@ -263,11 +270,11 @@ class LocalStack:
             "REDIS_URL": self.redis_url,
         }
 
-    def _worker_environment(self) -> dict[str, str]:
+    def _worker_environment(self, name: str) -> dict[str, str]:
         return base_environment(self.data_dir, self._shared_settings()) | {
             "REDIS_URL": self.redis_url,
             "OCTRAIN_API_URL": self.url,
-            "OCTRAIN_NODE_KEY": self.node_key,
+            "OCTRAIN_NODE_KEY": self._node_key_of(name),
             # The databases share the cores: a trainer's threads that spin while they wait for one
             # another make a step take a hundred times as long.
             "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),

@@ -25,14 +25,14 @@ class ServerState:
 
 @dataclass
 class ApiState:
-    """Where the API listens and the keys made for it.
+    """Where the API listens and the keys made for it: one for people, and one for each node.
 
     ``database`` tells which database the keys are in, so that keys of another one are not used.
     """
 
     url: str = ""
     key: str = field(default="", repr=False)
-    node_key: str = field(default="", repr=False)
+    node_keys: dict[str, str] = field(default_factory=dict, repr=False)
     database: str = ""
 
 
@@ -50,6 +50,7 @@ class StackState:
         path = data_dir / STATE_FILE
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
+            stored["api"].pop("node_key", None)  # all nodes had one key once
             return cls(
                 ServerState(**stored["postgres"]),
                 ServerState(**stored["valkey"]),

@@ -197,9 +197,19 @@ class Worker:
         self.node_id = ""
         self.attempt: dict[str, Any] = {}
         self._scheduler: Scheduler | None = None
+        # A key speaks for one node: this worker plays each of its nodes with the node's own.
+        self._https: dict[str, httpx.AsyncClient] = {}
+
+    async def speak_for(self, name: str) -> None:
+        """Go on with the key of this node."""
+        if name not in self._https:
+            key = await self.service.key("operations", "node") if self._https else None
+            self._https[name] = self.service.client(key) if key is not None else self.http
+        self.http = self._https[name]
 
     async def register(self, name: str = "node-a", **changes: Any) -> dict[str, Any]:
-        """Register a CPU node on which the emulated engine works."""
+        """Register a CPU node on which the emulated engine works, and speak for it from now on."""
+        await self.speak_for(name)
         engine = {"ok": True, "reasons": [], "version": None}
         body = {
             "name": name,

@@ -72,6 +72,7 @@ async def test_unclaimed_is_sent_three_times_then_placed_elsewhere(
     rows = await lone_service.sql("SELECT node_id FROM attempts WHERE status = 'placed'")
     assert [row.node_id for row in rows] == [worker.node_id]
     worker.node_id = deaf
+    await worker.speak_for("node-a")
     assert (await worker.claim(first)).status_code == 409
 
 

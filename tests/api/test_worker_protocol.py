@@ -90,6 +90,9 @@ async def test_another_nodes_attempt_cannot_be_claimed(worker: Any, user: Any, s
     await worker.schedule()
     attempt = await worker.placed(job_id)
     await worker.register("node-b")
+    assert (await worker.claim(attempt)).status_code == 404
+    # Nor by the right key, in the name of another node.
+    await worker.speak_for("node-a")
     assert (await worker.claim(attempt)).status_code == 409
 
 

@@ -30,7 +30,7 @@ async def claim_attempt(
     principal: NodeWorker,
 ) -> Claim:
     """Take a placed attempt, once: a second supervisor gets 409."""
-    service = AttemptService(session, context.settings, principal.owner)
+    service = AttemptService(session, context.settings, principal.node)
     return await service.claim(attempt_id, body)
 
 
@@ -43,7 +43,7 @@ async def heartbeat_attempt(
     principal: NodeWorker,
 ) -> HeartbeatAnswer:
     """Renew the lease; the answer says what is wanted."""
-    service = AttemptService(session, context.settings, principal.owner)
+    service = AttemptService(session, context.settings, principal.node)
     return await service.heartbeat(attempt_id, body)
 
 
@@ -59,7 +59,7 @@ async def send_telemetry(
 
     The answer says what is wanted, as that of a heartbeat does, but renews no lease.
     """
-    service = AttemptService(session, context.settings, principal.owner)
+    service = AttemptService(session, context.settings, principal.node)
     return await service.telemetry(attempt_id, batch)
 
 
@@ -72,7 +72,7 @@ async def register_artifact(
     principal: NodeWorker,
 ) -> ArtifactAnswer:
     """Register files that lie complete in the store; idempotent by (attempt, kind, name)."""
-    service = AttemptService(session, context.settings, principal.owner)
+    service = AttemptService(session, context.settings, principal.node)
     return ArtifactAnswer(artifact_id=await service.register_artifact(attempt_id, body))
 
 
@@ -85,5 +85,5 @@ async def finish_attempt(
     principal: NodeWorker,
 ) -> FinishAnswer:
     """End the attempt; the same report again gets the same answer."""
-    service = AttemptService(session, context.settings, principal.owner)
+    service = AttemptService(session, context.settings, principal.node)
     return FinishAnswer(job_status=await service.finish(attempt_id, body))

@@ -23,12 +23,12 @@ class AttemptRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def job_id_of(self, attempt_id: str, owner: str) -> str | None:
-        """The attempt's job, if the attempt was placed on a node of this owner."""
+    async def job_id_of(self, attempt_id: str, node_name: str | None) -> str | None:
+        """The attempt's job, if the attempt was placed on the node of this name."""
         statement = (
             select(Attempt.job_id)
             .join(Node, Node.id == Attempt.node_id)
-            .where(Attempt.id == attempt_id, Node.owner == owner)
+            .where(Attempt.id == attempt_id, Node.name == node_name)
         )
         return (await self._session.scalars(statement)).one_or_none()
 

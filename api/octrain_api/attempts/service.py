@@ -54,17 +54,20 @@ def _stale(detail: str, **extra: Any) -> Problem:
 
 
 class AttemptService:
-    """Claims, heartbeats, telemetry, artifacts and the finish of attempts on one owner's nodes."""
+    """Claims, heartbeats, telemetry, artifacts and the finish of attempts on one node.
 
-    def __init__(self, session: AsyncSession, settings: Settings, owner: str) -> None:
+    To any other node, and to a key that has registered none, an attempt is not there.
+    """
+
+    def __init__(self, session: AsyncSession, settings: Settings, node: str | None) -> None:
         self._session = session
         self._settings = settings
-        self._owner = owner
+        self._node = node
         self._attempts = AttemptRepository(session)
         self._jobs = JobRepository(session)
 
     async def _lock(self, attempt_id: str) -> tuple[Job, Attempt]:
-        job_id = await self._attempts.job_id_of(attempt_id, self._owner)
+        job_id = await self._attempts.job_id_of(attempt_id, self._node)
         job = await self._jobs.lock(job_id) if job_id is not None else None
         if job is None:
             raise not_found("attempt", attempt_id)

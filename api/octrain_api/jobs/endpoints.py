@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from octrain_api.audit.recording import note_target
 from octrain_api.auth import Reader, Writer
 from octrain_api.dependencies import ContextDep, SessionDep
 from octrain_api.jobs.reading import Known, conditional
@@ -72,6 +73,7 @@ async def create_job(
     if not created:
         response.status_code = 200
         response.headers["Idempotent-Replayed"] = "true"
+    note_target(request, job.id)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return await _one(JobRepository(session), job)
 

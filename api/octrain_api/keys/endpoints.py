@@ -1,25 +1,82 @@
-"""API keys over HTTP, for administrators."""
+"""API keys over HTTP, for administrators; and what a key is, for its holder."""
 
-from fastapi import APIRouter
+from typing import Annotated
 
-from octrain_api.auth import Admin
+from fastapi import APIRouter, Query, Request, Response
+
+from octrain_api.audit.recording import note_target
+from octrain_api.auth import Admin, AnyKey
 from octrain_api.dependencies import SessionDep
-from octrain_api.keys.schemas import KeyList, KeyObject, KeyRequest, NewKeyObject
+from octrain_api.keys.schemas import (
+    KeyChange,
+    KeyList,
+    KeyObject,
+    KeyRequest,
+    NewKeyObject,
+    RotateRequest,
+)
 from octrain_api.keys.service import KeyService
 
 router = APIRouter(prefix="/keys", tags=["keys"])
 
 
 @router.post("", status_code=201)
-async def create_key(body: KeyRequest, session: SessionDep, principal: Admin) -> NewKeyObject:
+async def create_key(
+    body: KeyRequest, request: Request, response: Response, session: SessionDep, principal: Admin
+) -> NewKeyObject:
     """Make a key; this answer is the only one that shows it."""
-    return await KeyService(session).create(body)
+    made = await KeyService(session).create(body)
+    note_target(request, made.id)
+    response.headers["Location"] = f"/v1/keys/{made.id}"
+    response.headers["Cache-Control"] = "no-store"
+    return made
 
 
 @router.get("")
-async def list_keys(session: SessionDep, principal: Admin) -> KeyList:
-    """Every key, without secrets."""
-    return KeyList(items=await KeyService(session).list_all())
+async def list_keys(
+    session: SessionDep,
+    principal: Admin,
+    owner: Annotated[str | None, Query(max_length=128)] = None,
+    revoked: Annotated[bool, Query(description="false leaves revoked keys out")] = True,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
+) -> KeyList:
+    """Keys without their secrets, oldest first."""
+    return await KeyService(session).list_page(owner, revoked, limit, cursor)
+
+
+@router.get("/self")
+async def get_own_key(session: SessionDep, principal: AnyKey) -> KeyObject:
+    """The key of this very request: its owner, its scopes, its end."""
+    return await KeyService(session).get(principal.key_id)
+
+
+@router.get("/{key_id}")
+async def get_key(key_id: str, session: SessionDep, principal: Admin) -> KeyObject:
+    """One key, without its secret."""
+    return await KeyService(session).get(key_id)
+
+
+@router.patch("/{key_id}")
+async def change_key(
+    key_id: str, body: KeyChange, session: SessionDep, principal: Admin
+) -> KeyObject:
+    """Rename the key, or say when it ends."""
+    return await KeyService(session).change(key_id, body)
+
+
+@router.post("/{key_id}/rotate")
+async def rotate_key(
+    key_id: str,
+    response: Response,
+    session: SessionDep,
+    principal: Admin,
+    body: RotateRequest | None = None,
+) -> NewKeyObject:
+    """Give the key a new secret, shown here once; the present one serves through the grace."""
+    response.headers["Cache-Control"] = "no-store"
+    grace = (body or RotateRequest()).grace_seconds
+    return await KeyService(session).rotate(key_id, grace)
 
 
 @router.delete("/{key_id}")

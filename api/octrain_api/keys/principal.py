@@ -22,6 +22,8 @@ class Principal:
     key_id: str
     owner: str
     scopes: frozenset[str]
+    # The one node that a key of the scope `node` speaks for; None before its first registration.
+    node: str | None = None
 
     @property
     def is_admin(self) -> bool:
@@ -47,6 +49,11 @@ class Principal:
 def new_key() -> str:
     """A key of 256 random bits."""
     return f"oct_{secrets.token_urlsafe(32)}"
+
+
+def new_token() -> str:
+    """An enrolment token of 256 random bits."""
+    return f"octn_{secrets.token_urlsafe(32)}"
 
 
 def hash_key(key: str) -> str:

@@ -2,7 +2,7 @@
 
 A key that is revoked through the service is refused at once by the process that revoked it, by the
 others when they hear of it (milliseconds), and at the latest after 2 seconds (see
-`JobListener.is_current`); one that somebody revokes by SQL after `_SECONDS`.
+`JobListener.is_current`); one that expires, or that somebody revokes by SQL, after `_SECONDS`.
 """
 
 from octrain_api.caching import Cache
@@ -41,6 +41,11 @@ class Principals:
                 row = await KeyRepository(session).find_active(hashed)
             if row is None:
                 return None
-            found = Principal(key_id=row.id, owner=row.owner, scopes=frozenset(row.scopes))
+            found = Principal(
+                key_id=row.id,
+                owner=row.owner,
+                scopes=frozenset(row.scopes),
+                node=row.node_name,
+            )
             reading.keep(found)
         return found

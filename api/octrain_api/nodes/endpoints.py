@@ -30,7 +30,7 @@ async def register_node(
     body: RegisterRequest, session: SessionDep, context: ContextDep, principal: NodeWorker
 ) -> RegisterAnswer:
     """Describe this machine; the same name keeps the same id."""
-    return await NodeService(session, context.settings).register(body, principal.owner)
+    return await NodeService(session, context.settings).register(body, principal)
 
 
 @router.post("/{node_id}/heartbeat", tags=["workers"])
@@ -43,7 +43,7 @@ async def heartbeat_node(
 ) -> NodeHeartbeatAnswer:
     """The node's worker lives. The answer names attempts it should have begun, and leftovers."""
     service = NodeService(session, context.settings)
-    return await service.heartbeat(node_id, principal.owner, body)
+    return await service.heartbeat(node_id, principal.node, body)
 
 
 @router.post("/{node_id}/drain", tags=["nodes"])

@@ -42,7 +42,7 @@ class NodeMetricService:
     async def store(self, node_id: str, principal: Principal, request: SamplesRequest) -> int:
         """Store what is new of the samples; how many that were."""
         node = await self._nodes.get(node_id)
-        if node is None or node.owner != principal.owner:
+        if node is None or node.name != principal.node:
             raise not_found("node", node_id)
         keep = self._settings.keep_hours * 3600.0
         samples = [sample for sample in request.samples if sample.age_seconds < keep]

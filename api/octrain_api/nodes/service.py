@@ -11,6 +11,8 @@ from octrain_api.ids import new_id
 from octrain_api.jobs import transitions
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import Actor, Status
+from octrain_api.keys.principal import Principal
+from octrain_api.keys.service import KeyService
 from octrain_api.listener import notify_queue
 from octrain_api.models import Attempt, Job, Node
 from octrain_api.nodes.repository import NodeRepository
@@ -35,16 +37,17 @@ def queue_of(node_id: str) -> str:
 
 
 class NodeService:
-    """Nodes belong to the owner of the key that registered them."""
+    """Nodes belong to the owner of the key that registered them, and are served by one key."""
 
     def __init__(self, session: AsyncSession, settings: Settings) -> None:
         self._session = session
         self._settings = settings.controller
         self._nodes = NodeRepository(session)
 
-    async def register(self, request: RegisterRequest, owner: str) -> RegisterAnswer:
+    async def register(self, request: RegisterRequest, principal: Principal) -> RegisterAnswer:
         """Store what the node says of itself; the same name keeps the same id."""
         node = await self._nodes.claim_name(request.name)
+        owner = principal.owner
         if node is not None and node.owner != owner:
             raise Problem(
                 403,
@@ -52,6 +55,8 @@ class NodeService:
                 "Not allowed",
                 f"A node named {request.name!r} belongs to another owner; choose another name.",
             )
+        if principal.node != request.name:
+            await KeyService(self._session).bind(principal.key_id, request.name)
         values = clean(request.model_dump(mode="json", exclude={"name"}))
         if node is None:
             node = Node(id=new_id("node"), name=request.name, owner=owner, **values)
@@ -76,11 +81,11 @@ class NodeService:
         )
 
     async def heartbeat(
-        self, node_id: str, owner: str, request: NodeHeartbeatRequest
+        self, node_id: str, node_name: str | None, request: NodeHeartbeatRequest
     ) -> NodeHeartbeatAnswer:
         """The node's worker is heard, and told what it may have missed and what it can remove."""
         node = await self._nodes.lock(node_id)
-        if node is None or node.owner != owner:
+        if node is None or node.name != node_name:
             raise not_found("node", node_id)
         if node.unreachable_since is not None:
             await notify_queue(self._session)

@@ -103,6 +103,28 @@ class Calls:
     saves = st.none() | SAVES
 
 
+class Nodes:
+    """Every node, each with its own key: a call is made with the key of the node it is about."""
+
+    def __init__(self, service: Any, keys: dict[str, httpx.AsyncClient]) -> None:
+        self._service, self._keys = service, keys
+
+    async def post(self, path: str, json: dict[str, Any]) -> httpx.Response:
+        return await self._keys[await self._name(path, json)].post(path, json=json)
+
+    async def _name(self, path: str, body: dict[str, Any]) -> str:
+        _, kind, identifier, *_ = path.split("/")
+        if identifier == "register":
+            return str(body["name"])
+        found = {
+            "nodes": "SELECT name FROM nodes WHERE id = :id",
+            "attempts": "SELECT n.name FROM attempts a JOIN nodes n ON n.id = a.node_id "
+            "WHERE a.id = :id",
+        }
+        rows = await self._service.sql(found[kind], id=identifier)
+        return str(rows[0].name)
+
+
 class World:
     """The service on a database of its own, and everybody's keys."""
 
@@ -120,7 +142,8 @@ class World:
         service = self.service
         self.user = await service.user("ada")
         self.stranger = await service.user("eve")
-        self.node = service.client(await service.key("operations", "node"))
+        keys = {name: service.client(await service.key("operations", "node")) for name in NODES}
+        self.node = Nodes(service, keys)
         self.admin = service.client(await service.key("root", "admin"))
 
     async def reset(self) -> None:

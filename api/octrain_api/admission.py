@@ -1,0 +1,117 @@
+"""Who asks, and whether as often as allowed: decided before anything else is done for a request."""
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octrain_api.keys.last_use import LastUse
+from octrain_api.keys.principal import Principal
+from octrain_api.keys.principal import Scope as KeyScope
+from octrain_api.keys.principals import Principals
+from octrain_api.observability.measures import Measures
+from octrain_api.problems import Problem, database_problem, response
+from octrain_api.rate_limits.limiter import AddressLimiter, RateLimiter
+from octrain_api.rate_limits.policy import Decision, Policy
+from octrain_api.settings import RateLimitSettings
+
+
+class Admission:
+    """Finds the holder of the request's key and counts the request against their limit.
+
+    Endpoints say for themselves which scope they need; what they are told here is who asks, in
+    `request.state.principal`. A request without a valid key goes on as well: some routes are open.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: RateLimitSettings,
+        principals: Principals,
+        limiter: RateLimiter,
+        last_use: LastUse,
+        measures: Measures,
+    ) -> None:
+        self._app = app
+        self._principals = principals
+        self._limiter = limiter
+        self._last_use = last_use
+        self._measures = measures
+        self._policies = {
+            name: Policy(name, quota, settings.window) if quota else None
+            for name, quota in (
+                ("read", settings.read),
+                ("write", settings.write),
+                ("worker", settings.worker),
+                ("address", settings.address),
+            )
+        }
+        self._addresses = AddressLimiter(self._policies["address"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve, or refuse with 429."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        key = bearer_key(Headers(scope=scope).get("authorization"))
+        client = scope.get("client")
+        address = str(client[0]) if client else "unknown"
+        state = scope.setdefault("state", {})
+        try:
+            if key is not None:
+                self._check(self._addresses.allows(address))
+                principal = await self._principals.of(key)
+                if principal is not None:
+                    state["principal"] = principal
+                    self._last_use.note(principal.key_id)
+                    await self._count(scope, principal)
+        except Exception as error:
+            problem = error if isinstance(error, Problem) else database_problem(error)
+            if problem is None:
+                raise
+            await response(Request(scope), problem)(scope, receive, send)
+            return
+
+        async def answering(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == 401:
+                self._addresses.failed(address)
+            await send(message)
+
+        await self._app(scope, receive, answering)
+
+    async def _count(self, scope: Scope, principal: Principal) -> None:
+        policy = self._policies[_class_of(scope["method"], principal)]
+        if policy is None:
+            return
+        decision = await self._limiter.take(principal.key_id, policy)
+        scope["state"]["rate_limit_headers"] = decision.headers()
+        if not decision.allowed:
+            self._check(decision)
+
+    def _check(self, refusal: Decision | None) -> None:
+        if refusal is None:
+            return
+        policy = refusal.policy
+        self._measures.refused_by_rate.labels(policy.name).inc()
+        raise Problem(
+            429,
+            "rate-limited",
+            "Too many requests",
+            f"{policy.quota} requests in {policy.window} s are allowed here (limit "
+            f"{policy.name!r}). Try again in {refusal.retry_after} s.",
+            headers={"Retry-After": str(refusal.retry_after)},
+            limit=policy.name,
+        )
+
+
+def _class_of(method: str, principal: Principal) -> str:
+    if KeyScope.NODE in principal.scopes:
+        return "worker"
+    return "read" if method in ("GET", "HEAD", "OPTIONS") else "write"
+
+
+def bearer_key(authorization: str | None) -> str | None:
+    """The key of an `Authorization: Bearer` header, as the HTTP scheme's parser takes it."""
+    scheme, _, key = (authorization or "").partition(" ")
+    key = key.strip()
+    return key if scheme.lower() == "bearer" and key else None
