@@ -12,3 +12,6 @@ def spare_what_stays() -> None:
     """
     gc.collect()
     gc.freeze()
+    # A thousand open streams make as many small objects at each event; at the default of 700 the
+    # collector ran every few of them, a quarter of the time (`benchmarks/streams.py`).
+    gc.set_threshold(20_000)

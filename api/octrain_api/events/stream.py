@@ -60,6 +60,12 @@ class EventLog(Shared):
             for ring in rings:
                 ring.finish(None)
 
+    def wake(self) -> None:
+        """Let the readers of every ring look again."""
+        for rings in self._rings.values():
+            for ring in rings:
+                ring.wake()
+
     async def run(self) -> None:
         """Read what is new until the process closes."""
         listener = self._streams.listener
@@ -132,7 +138,7 @@ class OwnerFeed(Feed[EventPosition]):
             self.started.set()
             try:
                 while not self.ring.closed:
-                    await self.ring.changed(self.ring.next_index, 3600)
+                    await self.ring.wait()
             finally:
                 events.leave(self._owner, self.ring)
 

@@ -61,4 +61,4 @@ async def stream_events(
     choice = Choice(chosen(include, _OFFERED))
     key, make = OwnerFeed.shared(streams, principal.visible_owner)
     reader = streams.reader(key, make, position, choice, still_allowed, max_seconds)
-    return EventStreamResponse(reader.chunks(), reader.leave)
+    return EventStreamResponse(reader.run, reader.leave)

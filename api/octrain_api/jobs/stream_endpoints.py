@@ -50,4 +50,4 @@ async def stream_job(
     streams.admit()
     key, make = JobFeed.shared(streams, job.id, choice)
     reader = streams.reader(key, make, after, choice, still_allowed, max_seconds)
-    return EventStreamResponse(reader.chunks(), reader.leave)
+    return EventStreamResponse(reader.run, reader.leave)

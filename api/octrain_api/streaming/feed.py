@@ -32,6 +32,10 @@ class Shared(ABC):
     def close(self) -> None:
         """`run` has ended: so must those who use it."""
 
+    @abstractmethod
+    def wake(self) -> None:
+        """Let those who use it look again."""
+
 
 class Feed(Shared, Generic[Position]):
     """Reads what is new into `ring` while `run` runs; what is older can be read by `history`.
@@ -45,6 +49,11 @@ class Feed(Shared, Generic[Position]):
         """End the readers that have not been told the end; their clients come back."""
         if self.started.is_set() and self.ring.end is None:
             self.ring.finish(None)
+
+    def wake(self) -> None:
+        """Let the readers look again."""
+        if self.started.is_set():
+            self.ring.wake()
 
     @abstractmethod
     async def history(self, after: Position, until: Position, choice: Choice) -> Page[Position]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from octrain_api.database import Database
-from octrain_api.listener import JobListener
+from octrain_api.listener import KEY_CHANNEL, JobListener
 from octrain_api.problems import Problem
 from octrain_api.settings import HttpSettings
 from octrain_api.streaming.feed import Feed, Shared
 from octrain_api.streaming.messages import Choice, Position
-from octrain_api.streaming.reader import Pace, StreamReader
+from octrain_api.streaming.reader import Pace, Permission, StreamReader
 
 log = logging.getLogger("octrain_api.streaming")
 
@@ -40,6 +40,8 @@ class Streams:
         self.reads = asyncio.Semaphore(_READS)
         self.open_streams = 0
         self._parts: dict[Hashable, _Running] = {}
+        self._key_changes = 0
+        listener.on_change(KEY_CHANNEL, lambda _: self._keys_changed())
 
     def admit(self) -> None:
         """Raise a problem when this process serves as many streams as it may."""
@@ -59,16 +61,17 @@ class Streams:
         make: Callable[[], Feed[Position]],
         after: Position | None,
         choice: Choice,
-        allowed: Callable[[], Awaitable[bool]],
+        holds: Callable[[], Awaitable[bool]],
         most_seconds: float | None = None,
     ) -> StreamReader[Position]:
-        """A reader of the feed of this key, for `most_seconds` at most."""
+        """A reader of the feed of this key, for `most_seconds` at most and while `holds`."""
         lifetime = self.settings.stream_lifetime
         pace = Pace(
             keep_alive=self.settings.stream_keep_alive,
             lifetime=lifetime if most_seconds is None else min(lifetime, most_seconds),
         )
-        return StreamReader(self._counted(key, make), choice, after, pace, allowed)
+        permission = Permission(holds, lambda: self._key_changes)
+        return StreamReader(self._counted(key, make), choice, after, pace, permission)
 
     @contextlib.asynccontextmanager
     async def open(self, key: Hashable, make: Callable[[], Part]) -> AsyncIterator[Part]:
@@ -106,6 +109,11 @@ class Streams:
         finally:
             self._forget(key, part)
             part.close()
+
+    def _keys_changed(self) -> None:
+        self._key_changes += 1
+        for running in self._parts.values():
+            running.part.wake()
 
     def _forget(self, key: Hashable, part: Shared) -> None:
         running = self._parts.get(key)

@@ -9,7 +9,7 @@ status, events and log lines are read from the database and told in full.
 import asyncio
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from typing import Generic
@@ -17,15 +17,23 @@ from typing import Generic
 from sqlalchemy.exc import SQLAlchemyError
 
 from octrain_api.streaming.feed import Feed
-from octrain_api.streaming.messages import RETRY, Choice, Kind, Message, Position, encode, joined
+from octrain_api.streaming.messages import RETRY, Choice, Kind, Position, encode, joined
 
 log = logging.getLogger("octrain_api.streaming")
 
 # Bytes handed over at once. The server holds about as much again until the client takes it.
 _CHUNK = 128 << 10
 
-# Seconds between two looks at whether the key still holds.
-_CHECK = 2.0
+# Seconds between two looks at whether the key still holds, if nothing is heard of keys.
+_CHECK = 15.0
+
+
+@dataclass(frozen=True)
+class Permission:
+    """Whether a reader may go on: to be asked when `changes` gives another number than before."""
+
+    holds: Callable[[], Awaitable[bool]]
+    changes: Callable[[], int]
 
 
 @dataclass(frozen=True)
@@ -41,10 +49,7 @@ class Pace:
 
 
 class StreamReader(Generic[Position]):
-    """Follows a feed from the position `after` on; without one, from where the feed says.
-
-    `allowed` is asked now and then: a key may have been revoked since.
-    """
+    """Follows a feed from the position `after` on; without one, from where the feed says."""
 
     def __init__(
         self,
@@ -52,14 +57,17 @@ class StreamReader(Generic[Position]):
         choice: Choice,
         after: Position | None,
         pace: Pace,
-        allowed: Callable[[], Awaitable[bool]],
+        permission: Permission,
     ) -> None:
         self._opening = opening
         self._choice = choice
         self._after = after
         self._pace = pace
-        self._allowed = allowed
+        self._permission = permission
         self._gone = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
 
     def leave(self) -> None:
         """The client is gone."""
@@ -67,9 +75,9 @@ class StreamReader(Generic[Position]):
         if hasattr(self, "_feed"):
             self._feed.ring.wake()
 
-    async def chunks(self) -> AsyncIterator[bytes]:
-        """The stream, some messages at a time."""
-        yield RETRY
+    async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+        """Write the stream, some messages at a time, to its end."""
+        await write(RETRY)
         async with self._opening as self._feed:
             self._position, first = self._feed.enter(self._after)
             # Its place in the ring; None while it reads the past.
@@ -78,40 +86,46 @@ class StreamReader(Generic[Position]):
             self._gap_end: Position | None = None
             self._told: Position | None = self._position if first else None
             if first:
-                yield first
-            async for chunk in self._follow():
-                yield chunk
+                await write(first)
+            try:
+                await self._follow(write)
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
 
-    async def _follow(self) -> AsyncIterator[bytes]:
+    async def _follow(self, write: Callable[[bytes], Awaitable[None]]) -> None:
         clock = asyncio.get_running_loop().time
         ring = self._feed.ring
         sent_at = checked_at = clock()
+        changes = self._permission.changes()
         end_at = sent_at + self._pace.lifetime_of_one()
         while not self._gone:
-            chunk = await self._next()
             now = clock()
+            if now >= end_at:
+                after = self._feed.identifier(self._position)
+                await write(encode("reconnect", {"after": after}))
+                return
+            if now - checked_at >= _CHECK or changes != self._permission.changes():
+                changes, checked_at = self._permission.changes(), now
+                if not await self._still_allowed():
+                    return
+            chunk = await self._next()
             if chunk:
-                yield chunk
-                sent_at = now = clock()
+                await write(chunk)
+                sent_at = clock()
             elif self._index == ring.next_index:
+                # From here to the wait nothing may be awaited: a change would be missed.
                 if ring.end is not None:
-                    yield ring.end
+                    await write(ring.end)
                     return
                 if ring.closed:
                     return
                 if now - sent_at >= self._pace.keep_alive:
-                    yield self._keep_alive()
-                    sent_at = now
-                until = min(sent_at + self._pace.keep_alive, end_at, checked_at + _CHECK)
-                await ring.changed(self._index, until - now)
-                now = clock()
-            if now >= end_at:
-                yield encode("reconnect", {"after": self._feed.identifier(self._position)})
-                return
-            if now - checked_at >= _CHECK:
-                if not await self._still_allowed():
-                    return
-                checked_at = now
+                    await write(self._keep_alive())
+                    sent_at = clock()
+                else:
+                    silent_until = sent_at + self._pace.keep_alive
+                    await self._wait(min(silent_until, end_at, checked_at + _CHECK))
 
     async def _next(self) -> bytes:
         ring = self._feed.ring
@@ -121,8 +135,8 @@ class StreamReader(Generic[Position]):
             self._index = ring.index_after(self._position)
             self._gap_end = None
             return self._feed.snapshot(self._choice)
-        messages = ring.take(self._index, _CHUNK)
-        if messages is None:
+        chunk = ring.chunk(self._index, self._choice, _CHUNK)
+        if chunk is None:
             self._index = None
             if Kind.METRICS not in self._choice.kinds:
                 return b""
@@ -135,9 +149,10 @@ class StreamReader(Generic[Position]):
                     "until": self._feed.identifier(ring.floor),
                 },
             )
-        self._index += len(messages)
-        at_end = self._index == ring.next_index
-        return self._tell(messages, ring.head if at_end else messages[-1].position, self._choice)
+        self._index, self._position = chunk.after, chunk.reached
+        if chunk.encoded:
+            self._told = chunk.reached
+        return chunk.encoded
 
     async def _from_the_past(self) -> bytes:
         until, choice = self._feed.ring.floor, self._choice
@@ -149,16 +164,33 @@ class StreamReader(Generic[Position]):
             log.warning("a stream waits for the database: %s", error)
             await asyncio.sleep(1)
             return b""
-        return self._tell(page.messages, page.reached, choice)
-
-    def _tell(
-        self, messages: Sequence[Message[Position]], reached: Position, choice: Choice
-    ) -> bytes:
-        self._position = reached
-        chunk = joined(messages, choice)
+        self._position = page.reached
+        chunk = joined(page.messages, choice)
         if chunk:
-            self._told = messages[-1].position
+            self._told = page.messages[-1].position
         return chunk
+
+    async def _wait(self, until: float) -> None:
+        """Return at a change of the ring, or when it is later than `until`.
+
+        The timer of an earlier wait is left to run: most waits end long before it.
+        """
+        loop = asyncio.get_running_loop()
+        waiter = self._waiter = self._feed.ring.wait()
+        if self._timer is None or self._timer_at > until:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = loop.call_at(max(until, loop.time()), self._time_is_over)
+            self._timer_at = until
+        try:
+            await waiter
+        finally:
+            self._feed.ring.forget(waiter)
+
+    def _time_is_over(self) -> None:
+        self._timer = None
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _keep_alive(self) -> bytes:
         """A comment; with the position, if that has moved on over what was not chosen."""
@@ -169,6 +201,6 @@ class StreamReader(Generic[Position]):
 
     async def _still_allowed(self) -> bool:
         try:
-            return await self._allowed()
+            return await self._permission.holds()
         except (SQLAlchemyError, OSError):
             return True

@@ -1,10 +1,13 @@
 """The answer that a live stream is sent with."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+Write = Callable[[bytes], Awaitable[None]]
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -14,22 +17,23 @@ HEADERS = {
 
 
 class EventStreamResponse(Response):
-    """Sends chunks as they come, and calls `leave` when the client has gone.
+    """Sends what `run` writes, as it writes it, and calls `leave` when the client has gone.
 
-    Each chunk is handed to the server only when the one before has left its buffer, so a client
-    that does not read holds up its own stream alone.
+    `run` is handed a function that returns when the server has taken what was written, which it
+    does once the connection has taken what came before: a client that does not read holds up its
+    own stream alone.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        chunks: AsyncIterator[bytes],
+        run: Callable[[Write], Coroutine[Any, Any, None]],
         leave: Callable[[], None],
         status_code: int = 200,
         headers: Mapping[str, str] = HEADERS,
     ) -> None:
-        self._chunks = chunks
+        self._run = run
         self._leave = leave
         self.status_code = status_code
         self.background = None
@@ -39,12 +43,19 @@ class EventStreamResponse(Response):
         """Send the stream to its end, or to the client's."""
         start = {"status": self.status_code, "headers": self.raw_headers}
         await send({"type": "http.response.start", **start})
+
+        async def write(chunk: bytes) -> None:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+
+        # In tasks of their own: the application around this endpoint is dozens of coroutines deep,
+        # and each wake-up would pass through all of them.
+        running = asyncio.create_task(self._run(write))
         watcher = asyncio.create_task(self._watch(receive))
         try:
-            async for chunk in self._chunks:
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await running
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
+            running.cancel()
             watcher.cancel()
 
     async def _watch(self, receive: Receive) -> None:

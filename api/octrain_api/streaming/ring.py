@@ -7,9 +7,17 @@ it reads on from the database.
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Generic
+from typing import Generic, NamedTuple
 
-from octrain_api.streaming.messages import Message, Position
+from octrain_api.streaming.messages import Choice, Message, Position, joined
+
+
+class Chunk(NamedTuple, Generic[Position]):
+    """What a reader is told at one time, its next place, and the position that it has reached."""
+
+    encoded: bytes
+    after: int
+    reached: Position
 
 
 class Ring(Generic[Position]):
@@ -34,6 +42,7 @@ class Ring(Generic[Position]):
         self._first = 0
         self._bytes = 0
         self._waiting: set[asyncio.Future[None]] = set()
+        self._chunks: dict[tuple[int, Choice], Chunk[Position]] = {}
 
     @property
     def next_index(self) -> int:
@@ -43,6 +52,7 @@ class Ring(Generic[Position]):
     def append(self, messages: Sequence[Message[Position]], head: Position) -> None:
         """Add messages, which reach up to `head`, and wake the readers."""
         self.head = head
+        self._chunks.clear()
         self._messages += messages
         self._bytes += sum(message.size for message in messages)
         while self._messages and (
@@ -76,25 +86,39 @@ class Ring(Generic[Position]):
                 break
         return taken
 
-    async def changed(self, index: int, seconds: float) -> None:
-        """Return when there is a message with this index, an end, or the time is over."""
-        if index < self.next_index or self.end is not None or self.closed:
-            return
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        timer = loop.call_later(max(seconds, 0.0), _set, waiter)
+    def chunk(self, index: int, choice: Choice, max_bytes: int) -> Chunk[Position] | None:
+        """What a reader at `index` is told next; None when it has left.
+
+        Most readers of a stream are at one place and chose the same: they share the answer.
+        """
+        key = (index, choice)
+        found = self._chunks.get(key)
+        if found is None:
+            messages = self.take(index, max_bytes)
+            if messages is None:
+                return None
+            after = index + len(messages)
+            at_end = after == self.next_index
+            reached = self.head if at_end or not messages else messages[-1].position
+            found = self._chunks[key] = Chunk(joined(messages, choice), after, reached)
+        return found
+
+    def wait(self) -> asyncio.Future[None]:
+        """What is done at the next change."""
+        waiter = asyncio.get_running_loop().create_future()
         self._waiting.add(waiter)
-        try:
-            await waiter
-        finally:
-            timer.cancel()
-            self._waiting.discard(waiter)
+        return waiter
+
+    def forget(self, waiter: asyncio.Future[None]) -> None:
+        """Nobody waits for it any more."""
+        self._waiting.discard(waiter)
 
     def wake(self) -> None:
         """Let every waiting reader look again."""
         waiting, self._waiting = self._waiting, set()
         for waiter in waiting:
-            _set(waiter)
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _drop(self, count: int) -> None:
         gone = self._messages[:count]
@@ -102,8 +126,3 @@ class Ring(Generic[Position]):
         self._first += count
         self._bytes -= sum(message.size for message in gone)
         self.floor = gone[-1].position
-
-
-def _set(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
