@@ -242,6 +242,20 @@ async def test_a_heartbeat_tells_of_attempts_whose_message_never_came(
     assert (await _beat(worker))["placed"] == []
 
 
+async def test_a_node_that_shuts_down_is_given_nothing_more(
+    worker: Any, user: Any, submit: Any
+) -> None:
+    """At once, not when its silence is noticed; and again as soon as it is back."""
+    job_id = await submit(user)
+    await _beat(worker, stopping=True)
+    assert await worker.schedule() == 0
+    job = (await user.get(f"/jobs/{job_id}")).json()
+    assert job["status"] == "queued"
+    assert job["waiting_for"]
+    await worker.register()
+    assert await worker.schedule() == 1
+
+
 async def _beat(worker: Any, **body: Any) -> dict[str, Any]:
     answer = await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json=body)
     assert answer.status_code == 200, answer.text

@@ -211,10 +211,20 @@ class ApiClient:
         return self._post("/nodes/register", description, Registration)
 
     def node_heartbeat(
-        self, node_id: str, active_attempts: Sequence[str], removed: Sequence[str] = ()
+        self,
+        node_id: str,
+        active_attempts: Sequence[str],
+        removed: Sequence[str] = (),
+        *,
+        stopping: bool = False,
     ) -> NodeAnswer:
-        """``removed``: ids of leftovers that are gone from the store."""
-        body = {"active_attempts": list(active_attempts), "removed": list(removed)}
+        """``removed``: ids of leftovers that are gone from the store. ``stopping``: the node shuts
+        down, and is to be given nothing more."""
+        body = {
+            "active_attempts": list(active_attempts),
+            "removed": list(removed),
+            "stopping": stopping,
+        }
         return self._post(f"/nodes/{node_id}/heartbeat", body, NodeAnswer)
 
     def node_metrics(self, node_id: str, samples: Sequence[dict[str, Any]]) -> None:

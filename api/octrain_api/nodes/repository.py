@@ -1,6 +1,7 @@
 """Nodes in the database."""
 
 from collections.abc import Sequence
+from datetime import timedelta
 
 from sqlalchemy import Integer, Row, cast, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -48,6 +49,12 @@ class NodeRepository:
         """The node is heard now."""
         node.last_heartbeat_at = await database_now(self._session)
         node.unreachable_since = None
+        await self._session.flush()
+
+    async def left(self, node: Node, heartbeat_ttl: int) -> None:
+        """The node says that it goes: it is as one that was not heard for `heartbeat_ttl`."""
+        now = await database_now(self._session)
+        node.last_heartbeat_at = now - timedelta(seconds=heartbeat_ttl)
         await self._session.flush()
 
     async def all_with_liveness(self, heartbeat_ttl: int) -> Sequence[Row[Node, bool]]:

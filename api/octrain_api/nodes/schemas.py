@@ -53,6 +53,10 @@ class NodeHeartbeatRequest(BaseModel):
     """The node's worker lives; the attempts whose supervisors it sees alive."""
 
     active_attempts: list[str] = Field(default=[], max_length=10_000)
+    stopping: bool = Field(
+        default=False,
+        description="the node shuts down: it counts as gone until it is heard without this",
+    )
     removed: list[Text] = Field(
         default=[],
         max_length=10_000,

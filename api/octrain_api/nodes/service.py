@@ -92,6 +92,10 @@ class NodeService:
         await self._nodes.heard(node)
         leftovers = LeftoverRepository(self._session)
         await leftovers.removed(node, request.removed)
+        if request.stopping:
+            # Its jobs come back to the queue in a moment, and must not be placed there again.
+            await self._nodes.left(node, self._settings.heartbeat_ttl)
+            return NodeHeartbeatAnswer(wanted="drain" if node.wanted == "drain" else "run")
         missed = await AttemptRepository(self._session).unclaimed_on(
             node.id, self._settings.heartbeat_interval
         )

@@ -36,6 +36,7 @@ _VERSION = "0.1.0"
 _TICK_SECONDS = 0.2
 _SHUTDOWN_SECONDS = 8.0
 _SWEEP_SECONDS = 3600.0
+_FAREWELL_SECONDS = 1.0
 # Ctrl-C reaches a whole terminal session, and its launcher sends SIGTERM as well: one request.
 _SAME_REQUEST_SECONDS = 1.0
 
@@ -131,11 +132,25 @@ class Node:
 
     def _shut_down(self) -> None:
         logger.info("shutting down: jobs save and stop")
+        # Before any job is released: it would be placed here again.
+        farewell = threading.Thread(target=self._say_farewell, name="farewell", daemon=True)
+        farewell.start()
+        farewell.join(_FAREWELL_SECONDS)
         try:
             if self._supervisors is not None:
                 self._supervisors.shut_down(_SHUTDOWN_SECONDS, self._hurry)
         finally:
             self._released.set()
+
+    def _say_farewell(self) -> None:
+        if self._registration is None or self._supervisors is None:
+            return
+        try:
+            self._client.node_heartbeat(
+                self._registration.node_id, self._supervisors.active(), stopping=True
+            )
+        except (ApiUnavailable, ApiRefused) as error:
+            logger.warning("the API does not hear that this node shuts down: %s", error)
 
     def _describe(self) -> dict[str, Any]:
         settings = self._settings
