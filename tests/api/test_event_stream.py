@@ -76,7 +76,8 @@ def test_positions_are_ordered_and_survive_as_text() -> None:
         EventPosition(3, "job_b", 1),
         EventPosition(4),
     ]
-    assert sorted(positions[::-1]) == positions
+    mixed = [positions[place] for place in (3, 0, 4, 2, 1)]
+    assert sorted(mixed) == positions
     assert [EventPosition.parse(str(one)) for one in positions] == positions
 
 

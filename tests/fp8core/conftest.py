@@ -6,8 +6,14 @@ the formula; a cast is a search in that list.
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,3 +83,52 @@ def reference_formats() -> dict[str, ReferenceFormat]:
 def reference_format(request: pytest.FixtureRequest) -> ReferenceFormat:
     """Each format in turn."""
     return REFERENCE_FORMATS[request.param]
+
+
+class SmallDisk:
+    """A disk of 4 MiB that something else fills up."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    @contextlib.contextmanager
+    def filled_once_there_is(self, pattern: str) -> Iterator[None]:
+        """While inside, the disk is filled up to 64 KiB as soon as a path matches."""
+        over = threading.Event()
+
+        def fill() -> None:
+            while not any(self.folder.glob(pattern)):
+                if over.wait(0.001):
+                    return
+            with self._filler.open("wb", buffering=0) as file:
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(b"x" * 4096)
+                file.truncate(file.tell() - (64 << 10))
+
+        thread = threading.Thread(target=fill)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def free(self) -> None:
+        """Take the filler away."""
+        self._filler.unlink()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A tmpfs that can be filled up."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small tmpfs needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("mounting a small tmpfs is not permitted here")
+    yield SmallDisk(folder)
+    subprocess.run(["umount", str(folder)], check=True)
