@@ -9,9 +9,10 @@ The peer is MLflow's tracking server on the same Postgres in the same run: as ma
 one run, POST `runs/log-batch` with ready-made bodies, at the best of several batch sizes (MLflow
 takes 1000 metrics a batch at most).
 
-    python benchmarks/metrics.py [--seconds 30] [--writers 4] [--mlflow-python PATH]
+    python benchmarks/metrics.py [--parts store read delete] [--seconds 30] [--mlflow-python PATH]
 
-`--mlflow-python` names a Python that has mlflow and psycopg2; without it there is no ratio.
+`--mlflow-python` names a Python that has mlflow and psycopg2; without it, or without the part
+`store`, there is no ratio.
 """
 
 from __future__ import annotations
@@ -46,11 +47,13 @@ REPOSITORY = Path(__file__).parents[1]
 SERIES = 500
 TOKEN = 7
 MLFLOW_SIZES = (250, 500, 1000)
+PARTS = ("store", "read", "delete")
 _TABLES = ("metric_layouts", "metric_series", "metric_blocks", "metric_rollups")
 
 
 def main() -> None:
     arguments = _arguments()
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     with tempfile.TemporaryDirectory() as name, LocalServers(Path(name)) as servers:
         url = servers.postgres_url
         migrate(DatabaseSettings(url=url))
@@ -59,15 +62,18 @@ def main() -> None:
                 assert connection.execute(f"SHOW {setting}").fetchone() == ("on",), setting
             with _service(servers, Path(name)) as service:
                 bench = Bench(connection, *service)
-                ours = bench.ingest(arguments.writers, arguments.seconds)
-                bench.disk()
-                bench.read(arguments.read_steps)
-                bench.latest(2000)
-                bench.delete(10_000_000)
-        if arguments.mlflow_python is None:
-            return
-        peer = _mlflow(servers, Path(name), arguments)
-        print(f"ratio to MLflow         {ours / peer:10.1f}")
+                ours = 0.0
+                if "store" in arguments.parts:
+                    ours = bench.ingest(arguments.writers, arguments.seconds)
+                    bench.disk()
+                if "read" in arguments.parts:
+                    bench.read(arguments.read_steps)
+                    bench.latest(2000)
+                if "delete" in arguments.parts:
+                    bench.delete(10_000_000)
+        if arguments.mlflow_python is not None and ours:
+            peer = _mlflow(servers, Path(name), arguments)
+            print(f"ratio to MLflow         {ours / peer:10.1f}")
 
 
 @contextmanager
@@ -444,6 +450,7 @@ def _mlflow_write(
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--read-steps", type=int, default=1_000_000)

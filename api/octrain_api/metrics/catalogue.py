@@ -4,8 +4,10 @@ import fnmatch
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from sqlalchemy import Row
 
 from octrain_api.metrics.blocks import STATS
 from octrain_api.metrics.repository import MetricRepository
@@ -46,10 +48,23 @@ class Names:
         return self._matches.match(name) is not None
 
 
+@dataclass(frozen=True)
+class Catalogue:
+    """The series of jobs by job, name and attempt, and the blocks that may hold their points."""
+
+    facts: dict[tuple[str, str, int], SeriesFacts]
+    blocks: Sequence[Row[Any]]
+    # For each layout the columns of the wanted names.
+    columns: dict[int, list[tuple[int, str]]]
+
+
 async def read_catalogue(
-    repository: MetricRepository, job_ids: Sequence[str], names: Names
-) -> dict[tuple[str, str, int], SeriesFacts]:
-    """The series of jobs, by job, name and attempt."""
+    repository: MetricRepository,
+    job_ids: Sequence[str],
+    names: Names,
+    blocks: Sequence[Row[Any]],
+) -> Catalogue:
+    """Of these blocks only those of tier 0 add to the facts, so all of them must be there."""
     found: dict[tuple[str, str, int], SeriesFacts] = {}
     for row in await repository.series(job_ids, names.exact):
         if row.name in names:
@@ -62,20 +77,17 @@ async def read_catalogue(
                 row.last_value,
                 row.points,
             )
-    blocks = [b for b in await repository.blocks(job_ids, open_only=True) if b.tier == 0]
-    if not blocks:
-        return found
-    layouts = await repository.layouts(list({b.layout_id for b in blocks}))
-    wanted = {
-        key: [(n, name) for n, name in enumerate(layout) if name in names]
-        for key, layout in layouts.items()
+    layouts = await repository.columns(list({b.layout_id for b in blocks}), names.exact)
+    columns = {
+        key: [(place, name) for place, name in every if name in names]
+        for key, every in layouts.items()
     }
-    blocks = [b for b in blocks if wanted[b.layout_id]]
-    stats = await repository.stats([b.id for b in blocks])
-    for block in blocks:
-        columns = np.frombuffer(stats[block.id], dtype=STATS).tolist()
-        for column, name in wanted[block.layout_id]:
-            first, last, value, count = columns[column]
+    fresh = [b for b in blocks if b.tier == 0 and columns[b.layout_id]]
+    stats = await repository.stats([b.id for b in fresh])
+    for block in fresh:
+        of_column = np.frombuffer(stats[block.id], dtype=STATS).tolist()
+        for place, name in columns[block.layout_id]:
+            first, last, value, count = of_column[place]
             key = (block.job_id, name, block.attempt)
             facts = found.get(key)
             if facts is None:
@@ -85,4 +97,4 @@ async def read_catalogue(
             facts.last_step = max(facts.last_step, last)
             facts.last_value = value
             facts.points += count
-    return found
+    return Catalogue(found, blocks, columns)

@@ -39,7 +39,7 @@ from octrain_api.models import Attempt, MetricBlock, MetricRollup
 FAN_IN = 16
 # A block has at most so many rows, and cells: bounds what a reader decompresses, and the memory.
 MAX_ROWS = 16_384
-MAX_CELLS = 1 << 21
+MAX_CELLS = 1 << 22
 # A block of half of that is not joined again.
 _SETTLED = 2
 
@@ -145,8 +145,7 @@ class Compactor:
         """Make the next merge of an attempt; whether there was one."""
         async with self._database.session() as session:
             repository = MetricRepository(session)
-            found = await repository.blocks([job_id], open_only=True)
-            of_attempt = [block for block in found if block.attempt == attempt]
+            of_attempt = await repository.open_blocks(job_id, attempt)
             layouts = await repository.layouts(list({block.layout_id for block in of_attempt}))
         merge = plan(
             [

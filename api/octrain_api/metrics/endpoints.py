@@ -32,7 +32,7 @@ _NAMES = "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; a
 Names = Annotated[list[str] | None, Query(max_length=10_000, description=_NAMES)]
 
 
-def _ask(
+async def _ask(
     name: Names = None,
     keys: Annotated[
         str | None, Query(max_length=65_536, description="the same, separated by commas")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from octrain_api.metrics import summary
-from octrain_api.metrics.catalogue import Names, SeriesFacts, read_catalogue
+from octrain_api.metrics.catalogue import Catalogue, Names, SeriesFacts, read_catalogue
 from octrain_api.metrics.codec import Directory, Floats, Rows, unpack_band
 from octrain_api.metrics.repository import MetricRepository, Slice
-from octrain_api.metrics.rollups import BUCKET, extent, level_for, place_of, width_for
+from octrain_api.metrics.rollups import BUCKET, level_for, place_of, width_for
 from octrain_api.metrics.summary import Summary
 
 Key = tuple[str, str, int]
@@ -67,10 +67,12 @@ class _Part:
     column: int
     # Steps from here on are a newer attempt's.
     cut: int | None
+    # Whether every step of the block counts.
+    whole: bool
+    # Its buckets: their level, what their rows share, and their data; None for its points.
     level: int | None = None
-    place: int = 0
-    buckets: int = 0
     row_data: bytes = b""
+    data: bytes = b""
 
 
 class MetricReader:
@@ -83,7 +85,14 @@ class MetricReader:
         """Series by job, name and attempt: what a newer attempt has begun to repeat is cut from
         the older ones. Errors: TooMuch.
         """
-        facts = await read_catalogue(self._repository, query.job_ids, query.names)
+        blocks = await self._repository.blocks(
+            query.job_ids,
+            from_step=query.from_step,
+            to_step=query.to_step,
+            after=min((query.since.get(job, 0) for job in query.job_ids), default=0),
+        )
+        catalogue = await read_catalogue(self._repository, query.job_ids, query.names, blocks)
+        facts = catalogue.facts
         if query.attempt is not None:
             facts = {key: one for key, one in facts.items() if key[2] == query.attempt}
         cuts = _cuts(facts)
@@ -96,83 +105,52 @@ class MetricReader:
             last = max(one.last_step for one in facts.values())
             last = last if query.to_step is None else min(last, query.to_step)
             width = width_for(first, max(first, last), query.buckets)
-        parts = await self._plan(query, facts, cuts, width)
-        loaded = await self._load(query, parts)
-        lines = []
-        for key in sorted(facts):
-            line = _line(key, loaded.get(key, []), width, query)
-            if line is not None:
-                lines.append(line)
-        return lines
-
-    async def _plan(
-        self,
-        query: Query,
-        facts: dict[Key, SeriesFacts],
-        cuts: dict[Key, int],
-        width: int,
-    ) -> list[_Part]:
-        level = level_for(width) if not any(query.since.values()) else None
-        blocks = await self._repository.blocks(
-            query.job_ids,
-            from_step=query.from_step,
-            to_step=query.to_step,
-            after=min((query.since.get(job, 0) for job in query.job_ids), default=0),
-            level=level,
-        )
-        layouts = await self._repository.layouts(list({b.layout_id for b in blocks}))
-        columns = {
-            key: [(n, name) for n, name in enumerate(names) if name in query.names]
-            for key, names in layouts.items()
-        }
-        parts: list[_Part] = []
-        cells = 0
-        for block in blocks:
-            if block.last_seq <= query.since.get(block.job_id, 0):
-                continue
-            whole = block.first_step >= query.from_step
-            whole = whole and (query.to_step is None or block.last_step <= query.to_step)
-            for column, name in columns[block.layout_id]:
-                key = (block.job_id, name, block.attempt)
-                cut = cuts.get(key)
-                if key not in facts or (cut is not None and block.first_step >= cut):
-                    continue
-                part = _Part(key, block, column, cut)
-                if level is not None and block.buckets is not None:
-                    within = whole and (cut is None or block.last_step < cut)
-                    place = place_of(block.places, column) if within or not block.raw else -1
-                    if place >= 0:
-                        part.level, part.place = level, place
-                        part.buckets, part.row_data = block.buckets, block.row_data
-                if part.level is None:
-                    cells += block.rows
-                parts.append(part)
+        parts = _parts(query, catalogue, facts, cuts)
+        if not any(query.since.values()):
+            await self._take_buckets(
+                [part for part in parts if part.whole or not part.block.raw], level_for(width)
+            )
+        gone = [part for part in parts if part.level is None and not part.block.raw]
+        await self._take_what_is_left(gone, width)
+        parts = [part for part in parts if part.level is not None or part.block.raw]
+        cells = sum(part.block.rows for part in parts if part.level is None)
         if cells > MAX_CELLS:
             raise TooMuch(
                 f"This is up to {cells} points, more than the {MAX_CELLS} that one answer holds."
             )
-        await self._where_only_rollups_are_left(parts, width)
-        return [part for part in parts if part.level is not None or part.block.raw]
+        loaded = await self._load(query, parts)
+        lines = (_line(key, loaded.get(key, []), width, query) for key in sorted(facts))
+        return [line for line in lines if line is not None]
 
-    async def _where_only_rollups_are_left(self, parts: list[_Part], width: int) -> None:
-        """Choose a level for parts whose points are gone: the coarsest that fits, or the finest."""
-        gone = [part for part in parts if part.level is None and not part.block.raw]
-        ids = list({part.block.id for part in gone})
-        found = await self._repository.rollups(ids)
+    async def _take_buckets(self, parts: Sequence[_Part], level: int | None) -> None:
+        """Give the parts their buckets at a level, where their blocks have them."""
+        if level is None:
+            return
+        found = await self._repository.buckets(
+            level, [part.block.id for part in parts], [part.column for part in parts]
+        )
+        for place, (row_data, data) in found.items():
+            part = parts[place]
+            part.level, part.row_data, part.data = level, row_data, data
+
+    async def _take_what_is_left(self, gone: Sequence[_Part], width: int) -> None:
+        """Where the points are gone: the coarsest level that fits, or the finest that there is."""
+        has = await self._repository.levels(list({part.block.id for part in gone}))
+        chosen: defaultdict[int, list[_Part]] = defaultdict(list)
         for part in gone:
-            has = {
-                rollup.level: (rollup, place)
-                for rollup in found.get(part.block.id, [])
-                if (place := place_of(rollup.places, part.column)) >= 0
-            }
-            level = level_for(width, list(has)) or min(has, default=None)
+            levels = [
+                level
+                for level, places in has.get(part.block.id, [])
+                if place_of(places, part.column) >= 0
+            ]
+            level = level_for(width, levels) or min(levels, default=None)
             if level is not None:
-                rollup, part.place = has[level]
-                part.level, part.buckets = level, rollup.buckets
-                part.row_data = rollup.row_data
+                chosen[level].append(part)
+        for level, of_level in chosen.items():
+            await self._take_buckets(of_level, level)
 
     async def _load(
-        self, query: Query, parts: list[_Part]
+        self, query: Query, parts: Sequence[_Part]
     ) -> dict[Key, list[tuple[Summary, bool]]]:
         """Of each series what its blocks hold, in the order of recording, and whether as points."""
         raw = [part for part in parts if part.level is None]
@@ -180,20 +158,14 @@ class MetricReader:
         rows = await self._repository.rows(counts)
         directories = await self._repository.directories(list(counts))
         wanted: dict[tuple[int, int], Slice] = {}
-        bands: list[int] = []
+        band_of: dict[int, int] = {}
         for part in raw:
             directory = directories[part.block.id]
             band = int(directory.bands_of(np.array([part.column]))[0])
-            bands.append(band)
-            wanted[part.block.id, band] = Slice(part.block.id, None, *directory.place(band))
-        rolled = [part for part in parts if part.level is not None]
-        slices = [
-            Slice(part.block.id, part.level, *extent(part.place, part.buckets)) for part in rolled
-        ]
-        data = await self._repository.slices([*wanted.values(), *slices])
-        values = _Bands(dict(zip(wanted, data, strict=False)), directories)
-        pieces = {id(part): data[len(wanted) + n] for n, part in enumerate(rolled)}
-        band_of = {id(part): band for part, band in zip(raw, bands, strict=True)}
+            band_of[id(part)] = band
+            wanted[part.block.id, band] = Slice(part.block.id, *directory.place(band))
+        data = await self._repository.slices(list(wanted.values()))
+        values = _Bands(dict(zip(wanted, data, strict=True)), directories)
         of_key: defaultdict[Key, list[_Part]] = defaultdict(list)
         for part in parts:
             of_key[part.key].append(part)
@@ -202,28 +174,61 @@ class MetricReader:
             for level, group in groupby(own, key=lambda part: part.level):
                 run = list(group)
                 if level is not None:
-                    buckets = _buckets(run, [pieces[id(part)] or b"" for part in run])
-                    found[key].append((_kept_buckets(buckets, query, run[0], level), False))
+                    found[key].append((_buckets(run, query, level), False))
                     continue
                 for part in run:
-                    of = rows[part.block.id]
-                    points, of = values.points(part, band_of[id(part)], of)
+                    points, of = values.points(part, band_of[id(part)], rows[part.block.id])
                     found[key].append((_within(points, query, part, of), True))
         return found
 
 
-def _buckets(run: list[_Part], pieces: list[bytes]) -> tuple[Summary, Any]:
-    """The buckets of one series in blocks that follow each other, and the first step of each."""
+def _parts(
+    query: Query, catalogue: Catalogue, facts: dict[Key, SeriesFacts], cuts: dict[Key, int]
+) -> list[_Part]:
+    """What the blocks may hold of the series, in the order of recording."""
+    parts: list[_Part] = []
+    end = query.to_step
+    for block in catalogue.blocks:
+        if block.last_seq <= query.since.get(block.job_id, 0):
+            continue
+        if block.last_step < query.from_step or (end is not None and block.first_step > end):
+            continue
+        inside = block.first_step >= query.from_step and (end is None or block.last_step <= end)
+        for column, name in catalogue.columns[block.layout_id]:
+            key = (block.job_id, name, block.attempt)
+            cut = cuts.get(key)
+            if key not in facts or (cut is not None and block.first_step >= cut):
+                continue
+            whole = inside and (cut is None or block.last_step < cut)
+            parts.append(_Part(key, block, column, cut, whole))
+    return parts
+
+
+def _buckets(run: Sequence[_Part], query: Query, level: int) -> Summary:
+    """The buckets with points of one series in blocks that follow each other.
+
+    Only where the points are gone may a bucket be but partly in the range; it is then kept, and
+    where a newer attempt begins in it, the older one's part as well.
+    """
     rows = np.frombuffer(b"".join(part.row_data for part in run), dtype=BUCKET)
     begin = rows["first"]
-    return summary.load(b"".join(pieces), begin, rows["time"], rows["tokens"]), begin
+    data = b"".join(part.data for part in run)
+    buckets = summary.load(data, begin, rows["time"], rows["tokens"])
+    keep = buckets.count > 0
+    keep &= begin + level > query.from_step
+    if query.to_step is not None:
+        keep &= begin <= query.to_step
+    cut = run[0].cut
+    if cut is not None:
+        keep &= begin < cut
+    return buckets if keep.all() else buckets.take(keep)
 
 
 class _Bands:
     """Columns out of bands, each band decompressed once."""
 
     def __init__(
-        self, data: dict[tuple[int, int], bytes | None], directories: dict[int, Directory]
+        self, data: dict[tuple[int, int], bytes], directories: dict[int, Directory]
     ) -> None:
         self._data = data
         self._directories = directories
@@ -235,7 +240,7 @@ class _Bands:
         columns = self._directories[part.block.id].columns(band)
         if key not in self._unpacked:
             self._unpacked[key] = unpack_band(
-                self._data[key] or b"", len(columns), len(rows), part.block.masked
+                self._data[key], len(columns), len(rows), part.block.masked
             )
         values, present = self._unpacked[key]
         column = part.column - columns.start
@@ -257,20 +262,6 @@ def _within(points: Summary, query: Query, part: _Part, rows: Rows) -> Summary:
     if part.block.first_seq <= since:
         keep &= rows.seqs > since
     return points if keep.all() else points.take(keep)
-
-
-def _kept_buckets(buckets: tuple[Summary, Any], query: Query, part: _Part, level: int) -> Summary:
-    """Those with points. Only where the points are gone may a bucket be but partly in the range;
-    it is then kept, and where a newer attempt begins in it, the older one's part as well.
-    """
-    whole, begin = buckets
-    keep = whole.count > 0
-    keep &= begin + level > query.from_step
-    if query.to_step is not None:
-        keep &= begin <= query.to_step
-    if part.cut is not None:
-        keep &= begin < part.cut
-    return whole if keep.all() else whole.take(keep)
 
 
 def _cuts(facts: dict[Key, SeriesFacts]) -> dict[Key, int]:

@@ -4,11 +4,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import BigInteger, ColumnElement, Integer, Row, cast, func, select, type_coerce
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Integer,
+    LargeBinary,
+    Row,
+    Text,
+    and_,
+    case,
+    cast,
+    column,
+    func,
+    select,
+    true,
+    type_coerce,
+)
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import defer
 
 from octrain_api.metrics.blocks import Block, Packed, digest, unpack
 from octrain_api.metrics.codec import (
@@ -19,6 +33,7 @@ from octrain_api.metrics.codec import (
     pack_rows,
     unpack_rows,
 )
+from octrain_api.metrics.summary import STORED
 from octrain_api.models import MetricBlock, MetricLayout, MetricRollup, MetricSeries
 
 # The tier of blocks that are never joined again.
@@ -27,12 +42,17 @@ FINAL = 100
 
 @dataclass(frozen=True)
 class Slice:
-    """Some bytes of a block's data (`level` None) or of its rollup's at that level."""
+    """Some bytes of a block's data."""
 
     block_id: int
-    level: int | None
     offset: int
     length: int
+
+
+def _unnested(**columns: Sequence[int]) -> Any:
+    """A table of these columns."""
+    arrays = (cast(list(values), ARRAY(BigInteger)) for values in columns.values())
+    return func.unnest(*arrays).table_valued(*columns).render_derived(name="asked")
 
 
 class MetricRepository:
@@ -116,49 +136,71 @@ class MetricRepository:
         from_step: int = 0,
         to_step: int | None = None,
         after: int = 0,
-        until: int | None = None,
-        level: int | None = None,
-        open_only: bool = False,
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Any]:
         """What is known of the blocks that may hold such points, in the order of recording.
 
-        With `level` also their rollups there, without data.
+        Those of tier 0 come along whatever they hold: no fact of theirs stands elsewhere.
         """
-        columns: list[Any] = [
-            MetricBlock.id,
-            MetricBlock.job_id,
-            MetricBlock.attempt,
-            MetricBlock.layout_id,
-            MetricBlock.tier,
-            MetricBlock.first_seq,
-            MetricBlock.last_seq,
-            MetricBlock.first_step,
-            MetricBlock.last_step,
-            MetricBlock.rows,
-            MetricBlock.points,
-            MetricBlock.masked,
-            MetricBlock.data.is_not(None).label("raw"),
-        ]
-        if level is not None:
-            columns += [MetricRollup.buckets, MetricRollup.row_data, MetricRollup.places]
-        statement = select(*columns).where(MetricBlock.job_id.in_(job_ids))
-        if level is not None:
-            statement = statement.outerjoin(
-                MetricRollup,
-                (MetricRollup.block_id == MetricBlock.id) & (MetricRollup.level == level),
-            )
+        block = MetricBlock
+        statement = select(
+            block.id,
+            block.job_id,
+            block.attempt,
+            block.layout_id,
+            block.tier,
+            block.first_seq,
+            block.last_seq,
+            block.first_step,
+            block.last_step,
+            block.rows,
+            block.masked,
+            block.data.is_not(None).label("raw"),
+        ).where(block.job_id.in_(job_ids))
+        bounds: list[ColumnElement[bool]] = []
         if from_step > 0:
-            statement = statement.where(MetricBlock.last_step >= from_step)
+            bounds.append(block.last_step >= from_step)
         if to_step is not None:
-            statement = statement.where(MetricBlock.first_step <= to_step)
+            bounds.append(block.first_step <= to_step)
         if after > 0:
-            statement = statement.where(MetricBlock.last_seq > after)
-        if until is not None:
-            statement = statement.where(MetricBlock.first_seq <= until)
-        if open_only:
-            statement = statement.where(MetricBlock.tier < FINAL)
-        statement = statement.order_by(MetricBlock.job_id, MetricBlock.last_seq, MetricBlock.id)
+            bounds.append(block.last_seq > after)
+        if bounds:
+            statement = statement.where(and_(*bounds) | (block.tier == 0))
+        statement = statement.order_by(block.job_id, block.last_seq, block.id)
         return (await self._session.execute(statement)).all()
+
+    async def open_blocks(self, job_id: str, attempt: int) -> Sequence[Any]:
+        """The blocks of an attempt that are not final, in the order of recording."""
+        block = MetricBlock
+        statement = (
+            select(block.id, block.tier, block.rows, block.layout_id)
+            .where(block.job_id == job_id, block.attempt == attempt, block.tier < FINAL)
+            .order_by(block.last_seq, block.id)
+        )
+        return (await self._session.execute(statement)).all()
+
+    async def columns(
+        self, layout_ids: Sequence[int], names: Sequence[str] | None
+    ) -> dict[int, list[tuple[int, str]]]:
+        """For each layout the columns of these names (None: all), and their names."""
+        found: dict[int, list[tuple[int, str]]] = {key: [] for key in layout_ids}
+        if not layout_ids:
+            return found
+        each = (
+            func.unnest(MetricLayout.names)
+            .table_valued(column("name", Text), with_ordinality="place")
+            .render_derived(name="each")
+        )
+        statement = (
+            select(MetricLayout.id, each.c.name, each.c.place)
+            .join(each, true())
+            .where(MetricLayout.id.in_(layout_ids))
+            .order_by(MetricLayout.id, each.c.place)
+        )
+        if names is not None:
+            statement = statement.where(each.c.name.in_(names))
+        for layout_id, name, place in await self._session.execute(statement):
+            found[layout_id].append((place - 1, name))
+        return found
 
     async def stats(self, block_ids: Sequence[int]) -> dict[int, bytes]:
         """The column statistics of blocks."""
@@ -180,54 +222,79 @@ class MetricRepository:
         statement = select(MetricBlock.id, column).where(MetricBlock.id.in_(block_ids))
         return {row[0]: row[1] for row in await self._session.execute(statement)}
 
-    async def rollups(self, block_ids: Sequence[int]) -> dict[int, list[MetricRollup]]:
-        """Every rollup of blocks, without data, by block."""
-        found: dict[int, list[MetricRollup]] = {}
+    async def levels(self, block_ids: Sequence[int]) -> dict[int, list[tuple[int, bytes | None]]]:
+        """The levels that blocks have rollups at, each with the places of its columns."""
+        found: dict[int, list[tuple[int, bytes | None]]] = {}
         if block_ids:
-            statement = (
-                select(MetricRollup)
-                .where(MetricRollup.block_id.in_(block_ids))
-                .options(defer(MetricRollup.data, raiseload=True))
-            )
-            for rollup in await self._session.scalars(statement):
-                found.setdefault(rollup.block_id, []).append(rollup)
+            statement = select(
+                MetricRollup.block_id, MetricRollup.level, MetricRollup.places
+            ).where(MetricRollup.block_id.in_(block_ids))
+            for block_id, level, places in await self._session.execute(statement):
+                found.setdefault(block_id, []).append((level, places))
         return found
 
-    async def slices(self, wanted: Sequence[Slice]) -> list[bytes | None]:
-        """Bytes of blocks, or of their rollups, in the order asked for; None where none are."""
-        found: list[bytes | None] = [None] * len(wanted)
-        for table, key, of in (
-            (MetricBlock, MetricBlock.id, [n for n, s in enumerate(wanted) if s.level is None]),
-            (
-                MetricRollup,
-                MetricRollup.block_id,
-                [n for n, s in enumerate(wanted) if s.level is not None],
-            ),
-        ):
-            if not of:
-                continue
-            columns = {
-                "place": of,
-                "block_id": [wanted[n].block_id for n in of],
-                "level": [wanted[n].level or 0 for n in of],
-                "begin": [wanted[n].offset + 1 for n in of],
-                "size": [wanted[n].length for n in of],
-            }
-            asked = (
-                func.unnest(*(cast(values, ARRAY(BigInteger)) for values in columns.values()))
-                .table_valued(*columns)
-                .render_derived(name="asked")
+    async def slices(self, wanted: Sequence[Slice]) -> list[bytes]:
+        """Bytes of blocks' data, in the order asked for."""
+        found = [b""] * len(wanted)
+        if wanted:
+            asked = _unnested(
+                place=range(len(wanted)),
+                block_id=[one.block_id for one in wanted],
+                begin=[one.offset + 1 for one in wanted],
+                size=[one.length for one in wanted],
             )
-            data = func.substring(
-                table.data, cast(asked.c.begin, Integer), cast(asked.c.size, Integer)
+            part = func.substring(
+                MetricBlock.data, cast(asked.c.begin, Integer), cast(asked.c.size, Integer)
             )
-            statement = select(asked.c.place, type_coerce(data, MetricRollup.data.type)).join(
-                table, key == asked.c.block_id
+            statement = select(asked.c.place, type_coerce(part, LargeBinary)).join(
+                MetricBlock, MetricBlock.id == asked.c.block_id
             )
-            if table is MetricRollup:
-                statement = statement.where(MetricRollup.level == asked.c.level)
-            for place, part in await self._session.execute(statement):
-                found[place] = part
+            for place, data in await self._session.execute(statement):
+                found[place] = data
+        return found
+
+    async def buckets(
+        self, level: int, block_ids: Sequence[int], columns: Sequence[int]
+    ) -> dict[int, tuple[bytes, bytes]]:
+        """For blocks and a column of each their rollup at a level: its rows' data, and the data of
+        the column. The keys are places in the sequences; those that have no such rollup are not
+        there.
+        """
+        if not block_ids:
+            return {}
+        asked = _unnested(
+            place=range(len(block_ids)),
+            block_id=block_ids,
+            col=columns,
+            # What the columns of a block share is sent once.
+            share=[int(n == 0 or block_ids[n - 1] != key) for n, key in enumerate(block_ids)],
+        )
+        rollup = MetricRollup
+        low, high = (
+            func.get_byte(rollup.places, cast(asked.c.col * 2 + n, Integer)) for n in range(2)
+        )
+        column = case((rollup.places.is_(None), asked.c.col), else_=low + 256 * high)
+        size = rollup.buckets * STORED.itemsize
+        part = func.substring(rollup.data, cast(column * size + 1, Integer), size)
+        statement = (
+            select(
+                asked.c.place,
+                rollup.block_id,
+                case((asked.c.share == 1, rollup.row_data)),
+                type_coerce(part, LargeBinary),
+                # 65535 is -1: the column is not there.
+                (column < 2**15).label("there"),
+            )
+            .join(rollup, (rollup.block_id == asked.c.block_id) & (rollup.level == level))
+            .order_by(asked.c.place)
+        )
+        found = {}
+        shared: dict[int, bytes] = {}
+        for place, block_id, rows, data, there in await self._session.execute(statement):
+            if rows is not None:
+                shared[block_id] = rows
+            if there:
+                found[place] = (shared[block_id], data)
         return found
 
     async def load(self, block_ids: Sequence[int]) -> list[tuple[MetricBlock, Block]]:
@@ -275,11 +342,11 @@ def _by_batch(attempt: int, block: Block, after: int, until: int) -> list[BatchS
     found = []
     for seq in sorted({int(n) for n in rows.seqs if after < n <= until}):
         of_batch = rows.seqs == seq
-        for column, name in enumerate(block.names):
-            where = of_batch if block.present is None else of_batch & block.present[column]
+        for place, name in enumerate(block.names):
+            where = of_batch if block.present is None else of_batch & block.present[place]
             steps = rows.steps[where].tolist()
             if steps:
-                values = block.values[column][where].tolist()
+                values = block.values[place][where].tolist()
                 found.append(BatchSeries(seq, name, attempt, steps, values))
     return found
 

@@ -14,20 +14,25 @@ from octrain_api.settings import MetricSettings
 # Blocks a transaction. A block is 16 MB at most before compression.
 _BATCH = 20
 
-_FORGET_BY_AGE = text(
-    """
-    UPDATE metric_blocks SET data = NULL WHERE id IN (
-        SELECT id FROM metric_blocks
-        WHERE tier = 100 AND data IS NOT NULL
-          AND created_at < now() - make_interval(secs => :seconds)
+# A stream that would begin before what is gone must know of it: the job's floor rises.
+_RAISE_FLOORS = """
+    , raised AS (
+        UPDATE jobs SET stream_floor = greatest(stream_floor, floors.seq)
+        FROM (SELECT job_id, max(last_seq) AS seq FROM gone GROUP BY job_id) AS floors
+        WHERE jobs.id = floors.job_id
+    )
+"""
+_BY_AGE = """
+    WITH gone AS (
+        SELECT id, job_id, last_seq FROM metric_blocks
+        WHERE tier = 100 AND created_at < now() - make_interval(secs => :seconds)
         ORDER BY created_at LIMIT :batch FOR UPDATE SKIP LOCKED
     )
-    """
-)
-_FORGET_BY_SIZE = text(
-    """
-    UPDATE metric_blocks SET data = NULL WHERE id IN (
-        SELECT id FROM metric_blocks
+"""
+_RAW_BY_AGE = _BY_AGE.replace("tier = 100", "tier = 100 AND data IS NOT NULL")
+_RAW_BY_SIZE = """
+    WITH gone AS (
+        SELECT id, job_id, last_seq FROM metric_blocks
         WHERE id IN (
             SELECT id FROM (
                 SELECT id, tier, sum(octet_length(data)) OVER (
@@ -39,16 +44,12 @@ _FORGET_BY_SIZE = text(
         )
         ORDER BY created_at LIMIT :batch FOR UPDATE SKIP LOCKED
     )
-    """
-)
+"""
+_FORGET = "UPDATE metric_blocks SET data = NULL WHERE id IN (SELECT id FROM gone)"
+_FORGET_BY_AGE = text(_RAW_BY_AGE + _RAISE_FLOORS + _FORGET)
+_FORGET_BY_SIZE = text(_RAW_BY_SIZE + _RAISE_FLOORS + _FORGET)
 _DROP = text(
-    """
-    DELETE FROM metric_blocks WHERE id IN (
-        SELECT id FROM metric_blocks
-        WHERE tier = 100 AND created_at < now() - make_interval(secs => :seconds)
-        ORDER BY created_at LIMIT :batch FOR UPDATE SKIP LOCKED
-    )
-    """
+    _BY_AGE + _RAISE_FLOORS + "DELETE FROM metric_blocks WHERE id IN (SELECT id FROM gone)"
 )
 
 

@@ -68,9 +68,10 @@ class MetricService:
         self, job: Job, names: Sequence[str] | None, limit: int, cursor: str | None
     ) -> tuple[list[dict[str, Any]], str | None]:
         """The newest value of each metric by name, and the cursor of the next page."""
-        facts = await read_catalogue(self._metrics, [job.id], Names(names))
+        blocks = await self._metrics.blocks([job.id], after=job.sequence)
+        found = await read_catalogue(self._metrics, [job.id], Names(names), blocks)
         newest: dict[str, SeriesFacts] = {}
-        for one in sorted(facts.values(), key=lambda f: (f.name, f.attempt)):
+        for one in sorted(found.facts.values(), key=lambda f: (f.name, f.attempt)):
             newest[one.name] = one
         after = _decode(cursor) if cursor is not None else None
         items = [one for one in newest.values() if after is None or one.name > after]

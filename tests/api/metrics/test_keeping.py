@@ -38,13 +38,14 @@ def test_the_plan_joins_runs_of_one_tier() -> None:
     assert plan([], ended=True) is None
 
 
-def test_a_block_that_is_full_is_final() -> None:
+def test_a_block_that_is_full_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compaction.MAX_ROWS // 3
     merge = plan(blocks(0, 0, 0, 0, 0, rows=rows), ended=False)
     assert merge is not None
     assert (merge.block_ids, merge.tier) == ((0, 1, 2), FINAL)
     # One that is larger than a block should be is final alone.
-    merge = plan(blocks(0, 0, rows=10, names=compaction.MAX_CELLS), ended=False)
+    monkeypatch.setattr(compaction, "MAX_CELLS", 1000)
+    merge = plan(blocks(0, 0, rows=10, names=1000), ended=False)
     assert merge is not None
     assert (merge.block_ids, merge.tier) == ((0,), FINAL)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from octrain_api.metrics import compaction, rollups
@@ -122,24 +122,49 @@ def assert_bucket(buckets: Any, at: int, held: list[Any], helpers: Any) -> None:
     assert abs(buckets["mean"][at] - mean) <= 1e-12 * scale + 1e-320
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(
-    operations=OPERATIONS,
-    limit=st.integers(3, 40),
-    a=st.integers(0, 90),
-    b=st.integers(0, 90),
-    asked_after=st.integers(0, 12),
+PROFILE: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "suppress_health_check": list(HealthCheck),
+    # An example is a conversation with a real database: it is shown as it was found.
+    "phases": [Phase.generate],
+}
+EXAMPLES = st.fixed_dictionaries(
+    {
+        "operations": OPERATIONS,
+        "asked_after": st.integers(0, 12),
+        "limit": st.integers(3, 40),
+        "steps": st.tuples(st.integers(0, 90), st.integers(0, 90)),
+    }
 )
+
+
+@settings(max_examples=12, **PROFILE)
+@given(EXAMPLES)
 def test_what_is_read_is_what_was_recorded(
+    world: Loop, small_blocks: None, helpers: Any, example: dict[str, Any]
+) -> None:
+    check(world, helpers, **example)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, **PROFILE)
+@given(EXAMPLES)
+def test_what_is_read_is_what_was_recorded_many_times(
+    world: Loop, small_blocks: None, helpers: Any, example: dict[str, Any]
+) -> None:
+    check(world, helpers, **example)
+
+
+def check(
     world: Loop,
-    small_blocks: None,
     helpers: Any,
     operations: list[Any],
-    limit: int,
-    a: int,
-    b: int,
     asked_after: int,
+    limit: int,
+    steps: tuple[int, int],
 ) -> None:
+    """Play the operations, ask in every way, and compare with what was recorded."""
     job = world.job()
     world.run(play(job, operations[:asked_after], helpers.metric))
     cursor = world.run(job.get())["cursor"]
@@ -159,7 +184,7 @@ def test_what_is_read_is_what_was_recorded(
         assert_points(answer, wanted, helpers)
 
     # A range of steps.
-    low, high = min(a, b), max(a, b)
+    low, high = min(steps), max(steps)
     ranged = {
         key: kept
         for key, points in expected.items()
