@@ -207,6 +207,32 @@ def test_frozen_supervisor_and_shutdown_without_the_api(
     assert node.wait(timeout=12) == 0
 
 
+@pytest.mark.slow
+def test_a_supervisor_that_does_not_survive_a_shutdown_was_not_lost(
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    """It hangs, and is killed with its trainer; the next start of the node reports a stop."""
+    node = start_node()
+    job = workplace.api.add("att_a", {"steps": 9999, "step_seconds": 0.02, "checkpoint_every": 5})
+    send("att_a")
+    until(lambda: job.artifacts, "the first checkpoint", 30)
+    record = workplace.folder("att_a").read_record()
+    trainers = workplace.trainer_processes("att_a")
+    os.kill(record.pid, signal.SIGSTOP)
+    node.terminate()
+    assert node.wait(timeout=30) == 0, workplace.log()
+    assert not [pid for pid in [record.pid, *trainers] if alive(pid)]
+    assert job.finished is None
+    node = start_node()
+    until(lambda: job.finished, "the report", 20)
+    assert job.finished["outcome"] == "stopped"
+    assert job.finished["reason"] == "stopped_by_request"
+    assert "the node shuts down" in job.finished["detail"]
+    assert job.steps == list(range(1, job.finished["step"] + 1))
+    node.terminate()
+    assert node.wait(timeout=15) == 0
+
+
 def test_a_consumer_that_hears_nothing_loses_no_job(
     workplace: Any, broker: str, send: Sender, start_node: Any, until: Callable[..., Any]
 ) -> None:

@@ -11,6 +11,7 @@ and a successor closes an attempt whose supervisor is gone.
 ``reserve``         room for what must still be written when the trainer has filled the disk
 ``started.json``    the trainer was told to begin; from here on the attempt is never begun again
 ``lease.json``      until when, on the boot clock, the trainer may run
+``shutdown.json``   the node was shut down in order while this attempt ran
 ``spool/``          records on their way to the API
 ``stdout.log`` ...  what the trainer printed
 ``uploads/``        hard links to checkpoints on their way to the artifact store
@@ -89,6 +90,7 @@ class AttemptFolder:
         self.claim = path / "claim.json"
         self.started = path / "started.json"
         self.lease = path / "lease.json"
+        self.shutdown = path / "shutdown.json"
         self.outcome = path / "outcome.json"
         self.registered = path / "registered.json"
         self.finished = path / "finished.json"

@@ -20,7 +20,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
-from octrain_worker.attempt_folder import AttemptFolder, read_json
+from octrain_worker.attempt_folder import AttemptFolder, read_json, write_private
 from octrain_worker.clock import boot_id, boot_time
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.environment import MARKER
@@ -157,6 +157,7 @@ class Supervisors:
             self._drop_idle()
             handles = list(self._handles.values())
         for handle in handles:
+            self._note_shutdown(handle)
             send_signal(handle.process, signal.SIGTERM)
         _wait_for(handles, seconds, hurry)
         for handle in handles:
@@ -171,6 +172,14 @@ class Supervisors:
         with self._lock:
             for handle in handles:
                 handle.ended.set()
+
+    def _note_shutdown(self, handle: Handle) -> None:
+        """For a successor: a supervisor that does not survive this was ended by us, not lost."""
+        folder = AttemptFolder(self._settings.attempts_folder / handle.assignment.attempt_id)
+        try:
+            write_private(folder.shutdown, {"time": time.time()})
+        except OSError as error:
+            logger.warning("the shutdown cannot be written down: %s", error)
 
     def _register(self, assignment: Assignment, child: subprocess.Popen[bytes]) -> Handle:
         process = read_process(child.pid)

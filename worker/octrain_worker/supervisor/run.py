@@ -33,7 +33,7 @@ from octrain_worker.supervisor.intake import Intake, read_whole_records
 from octrain_worker.supervisor.lease import Lease
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.log_files import bound_logs
-from octrain_worker.supervisor.outcome import Ending, Verdict, classify
+from octrain_worker.supervisor.outcome import Ending, StopCause, Verdict, classify
 from octrain_worker.supervisor.preparation import Preparation, trainer_order
 from octrain_worker.supervisor.process_tree import descendants, end_processes, with_environment
 from octrain_worker.supervisor.shipper import Shipper
@@ -241,7 +241,9 @@ class Supervisor:
         if earlier is not None:
             return Verdict.from_json(earlier)
         result = read_json(self._folder.work / "result.json")
-        return classify(Ending(result=result, status=None, step=intake.step))
+        # Who was ended by its node's shutdown was not lost.
+        cause = StopCause.SHUTDOWN if self._folder.shutdown.exists() else None
+        return classify(Ending(result=result, status=None, step=intake.step, cause=cause))
 
     def _end_leftovers(self, predecessor: SupervisorRecord) -> None:
         """Processes of a dead supervisor's trainer are found by what their environment says."""
