@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from octrain_api.metrics.retention import sweep
+from octrain_api.settings import MetricSettings
 from octrain_api.streaming.messages import Choice, Kind, Message
 from octrain_api.streaming.ring import Ring
 from tests.api.live import Listening, Told, listening, parse
@@ -133,6 +135,30 @@ async def test_a_number_that_cannot_be_followed_resets(
     assert [one.id for one in fit if one.id] == [str(n) for n in range(5, newest + 1)]
     fresh = parse((await user.get(base)).text)
     assert "reset" not in kinds(fresh)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"raw_days": 1}, {"raw_max_bytes": 1}, {"rollup_days": 1}], ids=str
+)
+async def test_what_retention_takes_resets_who_would_have_needed_it(
+    worker: Any, user: Any, running_job: str, lone_service: Any, settings: dict[str, int]
+) -> None:
+    await worker.telemetry(3, *(metrics(s, x=1.0) for s in range(3)), log("line"))
+    await lone_service.sql(
+        "UPDATE metric_blocks SET tier = 100, created_at = now() - interval '2 days'"
+    )
+    assert await sweep(lone_service.database, MetricSettings(**settings)) == 2
+    await worker.finish("succeeded", "completed")
+    stored = await lone_service.sql("SELECT stream_floor FROM jobs")
+    newest_metrics = stored[0].stream_floor
+    base = f"/jobs/{running_job}/stream"
+    old = parse((await user.get(base, headers={"Last-Event-ID": str(newest_metrics - 1)})).text)
+    assert "reset" in kinds(old)
+    fit = parse((await user.get(base, headers={"Last-Event-ID": str(newest_metrics)})).text)
+    assert [one.event for one in fit if one.id] == ["log", "status"]
+    whole = parse((await user.get(base)).text)
+    assert "metrics" not in kinds(whole)
+    assert "log" in kinds(whole)
 
 
 async def test_a_stream_has_an_end_of_its_own(

@@ -48,9 +48,8 @@ _RAW_BY_SIZE = """
 _FORGET = "UPDATE metric_blocks SET data = NULL WHERE id IN (SELECT id FROM gone)"
 _FORGET_BY_AGE = text(_RAW_BY_AGE + _RAISE_FLOORS + _FORGET)
 _FORGET_BY_SIZE = text(_RAW_BY_SIZE + _RAISE_FLOORS + _FORGET)
-_DROP = text(
-    _BY_AGE + _RAISE_FLOORS + "DELETE FROM metric_blocks WHERE id IN (SELECT id FROM gone)"
-)
+_DELETE = "DELETE FROM metric_blocks WHERE id IN (SELECT id FROM gone)"
+_DROP = text(_BY_AGE + _RAISE_FLOORS + _DELETE)
 
 
 async def sweep(database: Database, settings: MetricSettings) -> int:
