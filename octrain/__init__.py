@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octrain.client import Client, Job, OctrainError, ServerUnreachable
+    from octrain.client import AsyncClient, Client, Job, OctrainError, ServerUnreachable
 
-__all__ = ["Client", "Job", "OctrainError", "ServerUnreachable"]
+__all__ = ["AsyncClient", "Client", "Job", "OctrainError", "ServerUnreachable"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from octrain.cli import artifacts, context, jobs, server, submit
+from octrain.cli import artifacts, context, datasets, jobs, server, submit
 
 EPILOG = (
     "Exit status: 0 success; 1 the local stack failed; 2 wrong usage; 3 no server answers; "
@@ -46,3 +46,4 @@ app.command("logs")(jobs.logs)
 app.command("metrics")(jobs.metrics)
 app.command("cancel")(jobs.cancel)
 app.command("artifacts")(artifacts.artifacts)
+app.add_typer(datasets.app, name="datasets")

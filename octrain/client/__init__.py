@@ -4,46 +4,122 @@ client = octrain.Client("https://octrain.example", "oct_…")
 job = client.jobs.create({"model": {...}, "data": {...}, "recipe": {...}})
 job.wait()
 job.download("model", "my-model")
+
+``AsyncClient`` is the same for asyncio.
 """
 
 from __future__ import annotations
 
+from octrain.client.async_jobs import AsyncJob, AsyncJobs
+from octrain.client.clients import AsyncClient, Client
 from octrain.client.connection import Connection, find_connection
-from octrain.client.errors import JobFailed, OctrainError, ServerUnreachable, WaitTimeout
-from octrain.client.jobs import Client, Job, Jobs
+from octrain.client.datasets import DataProblem, Dataset, DatasetInvalid
+from octrain.client.errors import (
+    Conflict,
+    DownloadDamaged,
+    IdempotencyKeyReused,
+    InvalidRequest,
+    JobFailed,
+    MissingExtra,
+    NoCapableNode,
+    NotAllowed,
+    NotAuthenticated,
+    NotFound,
+    OctrainError,
+    QuotaExceeded,
+    RateLimited,
+    ScopeMissing,
+    ServerError,
+    ServerUnreachable,
+    SpecInvalid,
+    TooLarge,
+    WaitTimeout,
+    WrongStatus,
+)
+from octrain.client.frames import Metrics
+from octrain.client.jobs import Job, Jobs
 from octrain.client.logs import LogFilter
 from octrain.client.models import (
+    ApiKey,
     Artifact,
     ArtifactFile,
     Attempt,
+    AuditEntry,
+    CancelResult,
+    Delivery,
+    EnrolmentToken,
     JobData,
+    JobEvent,
     LogLine,
+    MetricValue,
+    NewApiKey,
+    NewWebhook,
     Node,
+    NodeSample,
     Problem,
     Progress,
+    Recipe,
     Series,
     StreamEvent,
+    ValidationReport,
+    Webhook,
 )
 
 __all__ = [
+    "ApiKey",
     "Artifact",
     "ArtifactFile",
+    "AsyncClient",
+    "AsyncJob",
+    "AsyncJobs",
     "Attempt",
+    "AuditEntry",
+    "CancelResult",
     "Client",
+    "Conflict",
     "Connection",
+    "DataProblem",
+    "Dataset",
+    "DatasetInvalid",
+    "Delivery",
+    "DownloadDamaged",
+    "EnrolmentToken",
+    "IdempotencyKeyReused",
+    "InvalidRequest",
     "Job",
     "JobData",
+    "JobEvent",
     "JobFailed",
     "Jobs",
     "LogFilter",
     "LogLine",
+    "MetricValue",
+    "Metrics",
+    "MissingExtra",
+    "NewApiKey",
+    "NewWebhook",
+    "NoCapableNode",
     "Node",
+    "NodeSample",
+    "NotAllowed",
+    "NotAuthenticated",
+    "NotFound",
     "OctrainError",
     "Problem",
     "Progress",
+    "QuotaExceeded",
+    "RateLimited",
+    "Recipe",
+    "ScopeMissing",
     "Series",
+    "ServerError",
     "ServerUnreachable",
+    "SpecInvalid",
     "StreamEvent",
+    "TooLarge",
+    "ValidationReport",
     "WaitTimeout",
+    "Webhook",
+    "WrongStatus",
     "find_connection",
 ]

@@ -5,8 +5,11 @@ machine's local stack.
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 from octrain.client.errors import OctrainError
 from octrain.local.state import StackState, default_data_dir
@@ -43,6 +46,22 @@ def find_connection(
     if not settled_key and settled == state.api.url:
         settled_key = state.api.key
     return Connection(settled, settled_key, origin)
+
+
+def trusted(ca_file: str | Path | None = None) -> ssl.SSLContext | bool:
+    """Whom to trust over TLS: beside the usual authorities those of ``ca_file`` (PEM), else of
+    OCTRAIN_CA_FILE. Errors: OctrainError for a file that holds none."""
+    file = ca_file or os.environ.get("OCTRAIN_CA_FILE")
+    if not file:
+        return True
+    context = httpx.create_ssl_context()
+    try:
+        context.load_verify_locations(cafile=str(file))
+    except (OSError, ssl.SSLError) as error:
+        raise OctrainError(
+            f"{file} (OCTRAIN_CA_FILE) holds no certificates that can be read: {error}"
+        ) from None
+    return context
 
 
 def _local_state(data_dir: Path) -> StackState:

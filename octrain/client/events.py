@@ -4,49 +4,67 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 
 from octrain.client.errors import OctrainError, ServerUnreachable
 from octrain.client.models import StreamEvent
-from octrain.client.transport import Transport
+from octrain.client.session import Session
 
 # The server sends a comment at least every 15 s; three missed ones mean a dead connection.
 SILENCE_SECONDS = 45.0
+_PAUSE = 0.5
 
 
-def parse_events(lines: Iterable[str]) -> Iterator[StreamEvent]:
-    """The events in the lines of a text/event-stream (WHATWG HTML 9.2.6), comments left out."""
-    identifier: int | str | None = None
-    kind, data = "", list[str]()
-    for line in lines:
+class EventParser:
+    """Lines of a text/event-stream to events (WHATWG HTML 9.2.6), comments left out."""
+
+    def __init__(self) -> None:
+        self._identifier: int | str | None = None
+        self._kind = ""
+        self._data: list[str] = []
+
+    def take(self, line: str) -> StreamEvent | None:
+        """The event that this line ends, if it does."""
         if line == "":
-            if data:
-                text = "\n".join(data)
-                body = json.loads(text) if text else {}
-                yield StreamEvent(
-                    id=identifier,
-                    type=kind or "message",
-                    data=body if isinstance(body, dict) else {"value": body},
-                )
-            kind, data = "", []
-            continue
+            kind, data = self._kind, self._data
+            self._kind, self._data = "", []
+            if not data:
+                return None
+            text = "\n".join(data)
+            body = json.loads(text) if text else {}
+            return StreamEvent(
+                id=self._identifier,
+                type=kind or "message",
+                data=body if isinstance(body, dict) else {"value": body},
+            )
         name, _, value = line.partition(":")
         value = value.removeprefix(" ")
         if name == "data":
-            data.append(value)
+            self._data.append(value)
         elif name == "event":
-            kind = value
+            self._kind = value
         elif name == "id":
-            identifier = int(value) if value.isdigit() else value or None
+            self._identifier = int(value) if value.isdigit() else value or None
+        return None
 
 
-def follow(
-    transport: Transport,
+def parse_events(lines: Iterable[str]) -> Iterator[StreamEvent]:
+    """The events in the lines of a text/event-stream."""
+    parser = EventParser()
+    for line in lines:
+        event = parser.take(line)
+        if event is not None:
+            yield event
+
+
+async def follow(
+    session: Session,
     path: str,
     *,
     after: int | str | None = None,
     patience_seconds: float = 60.0,
-) -> Iterator[StreamEvent]:
+) -> AsyncGenerator[StreamEvent, None]:
     """Every event after the id ``after``, each once, until ``end``.
 
     A broken connection, or one that the server has ended for its age, is opened again from the
@@ -57,24 +75,29 @@ def follow(
         headers = {"Accept": "text/event-stream"}
         if after is not None:
             headers["Last-Event-ID"] = str(after)
+        pause = _PAUSE
         try:
-            with transport.stream(path, headers=headers, read_timeout=SILENCE_SECONDS) as answer:
-                for event in parse_events(answer.iter_lines()):
-                    lost_at = None
-                    if event.type == "reconnect":
-                        after = event.data.get("after", after)
-                        continue
-                    if event.id is not None:
-                        after = event.id
-                    yield event
-                    if event.type == "end":
-                        return
-        except ServerUnreachable:
-            lost_at = lost_at or time.monotonic()
-            if time.monotonic() - lost_at > patience_seconds:
-                raise
+            async with session.stream(path, headers=headers, read_timeout=SILENCE_SECONDS) as body:
+                parser = EventParser()
+                async with aclosing(body.lines()) as lines:
+                    async for line in lines:
+                        event = parser.take(line)
+                        if event is None:
+                            continue
+                        lost_at = None
+                        if event.type == "reconnect":
+                            after = event.data.get("after", after)
+                            continue
+                        if event.id is not None:
+                            after = event.id
+                        yield event
+                        if event.type == "end":
+                            return
         except OctrainError as error:
             lost_at = lost_at or time.monotonic()
-            if error.status < 500 or time.monotonic() - lost_at > patience_seconds:
+            passes = isinstance(error, ServerUnreachable) or error.status == 429
+            passes = passes or error.status >= 500
+            if not passes or time.monotonic() - lost_at > patience_seconds:
                 raise
-        time.sleep(0.5)
+            pause = max(_PAUSE, min(error.retry_after or 0.0, 30.0))
+        await session.exchange.sleep(pause)

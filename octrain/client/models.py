@@ -10,7 +10,7 @@ import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 if TYPE_CHECKING:
     import numpy as np
@@ -89,6 +89,8 @@ class JobData(_Answer):
     version: int = 0
     last_event: int = 0
     device: str | None = None
+    restarts: int = 0
+    recipe_from: dict[str, Any] | None = None
     created_at: datetime | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
@@ -97,15 +99,27 @@ class JobData(_Answer):
 
 
 class Series(_Answer):
-    """One metric of one attempt, as ``(step, value)`` pairs in the order of the steps."""
+    """One metric of one attempt, as ``(step, value)`` pairs in the order of the steps.
 
+    ``buckets`` has columns instead (``first_step``, ``min``, ``max``, ``mean``, ``last``, ...), of
+    ``width`` steps each, where they were asked for.
+    """
+
+    job_id: str | None = None
     name: str
     attempt: int | None = None
-    points: list[tuple[int, Number]] = Field(default_factory=list)
+    points: list[tuple[Number, Number]] = Field(default_factory=list)
+    width: int | None = None
+    buckets: dict[str, list[Any]] | None = None
+
+    @field_validator("points", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return [] if value is None else value
 
     @property
     def steps(self) -> list[int]:
-        return [step for step, _ in self.points]
+        return [int(step) for step, _ in self.points]
 
     @property
     def values(self) -> list[float]:
@@ -113,9 +127,20 @@ class Series(_Answer):
 
     def to_numpy(self) -> np.ndarray:
         """float64 array of shape [points, 2]: step, value. Needs numpy."""
-        import numpy as np
+        from octrain.client.frames import series_to_numpy
 
-        return np.asarray(self.points, dtype=np.float64).reshape(-1, 2)
+        return series_to_numpy(self)
+
+
+class MetricValue(_Answer):
+    """The newest value of one metric."""
+
+    name: str
+    attempt: int | None = None
+    step: int = 0
+    value: Number
+    first_step: int | None = None
+    points: int = 0
 
 
 class LogLine(_Answer):
@@ -149,6 +174,7 @@ class Artifact(_Answer):
     best: bool | None = None
     url: str | None = None
     attempt: int | None = None
+    created_at: datetime | None = None
     files: list[ArtifactFile] = Field(default_factory=list)
 
 
@@ -165,11 +191,182 @@ class Node(_Answer):
     cpu_slots: int = 0
     cpu_slots_used: int = 0
     gpus: list[dict[str, Any]] = Field(default_factory=list)
+    gpus_used: list[int] = Field(default_factory=list)
+    unreachable_since: datetime | None = None
+    quarantined_since: datetime | None = None
+    quarantine_detail: str | None = None
     engines: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     def engine_works(self, name: str) -> bool:
         """Whether the node says that it can train with this precision engine."""
         return bool(self.engines.get(name, {}).get("ok"))
+
+
+class NodeSample(_Answer):
+    """What a node did at a time: shares from 0 to 1, bytes, watts, degrees Celsius."""
+
+    time: datetime
+    host: dict[str, Any] = Field(default_factory=dict)
+    gpus: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class JobEvent(_Answer):
+    """One entry of a job's history."""
+
+    seq: int
+    time: Any = None
+    kind: str = ""
+
+
+class NodeFit(_Answer):
+    """Whether a node could run a job, and if not why."""
+
+    node: str
+    fits: bool
+    reason: str | None = None
+    is_live: bool = False
+    free: bool = False
+
+
+class Advice(_Answer):
+    """Something that is allowed, and probably not what was meant."""
+
+    code: str = ""
+    message: str
+    pointer: str | None = None
+
+
+class TimeEstimate(_Answer):
+    """How long a training takes, by what jobs like it did."""
+
+    tokens_per_second: float
+    seconds: float
+    from_jobs: list[str] = Field(default_factory=list)
+    device: str | None = None
+
+
+class ValidationReport(_Answer):
+    """All that can be known of a job before it is submitted; ``spec`` has every default."""
+
+    valid: bool
+    errors: list[Problem] = Field(default_factory=list)
+    warnings: list[Advice] = Field(default_factory=list)
+    spec: dict[str, Any] | None = None
+    recipe_from: dict[str, Any] | None = None
+    nodes: list[NodeFit] = Field(default_factory=list)
+    plan_status: str = ""
+    plan_detail: str | None = None
+    plan: dict[str, Any] | None = None
+    time: TimeEstimate | None = None
+
+
+class CancelResult(_Answer):
+    """What became of one job of a bulk cancel; ``problem`` where it could not be cancelled."""
+
+    job_id: str
+    status: str | None = None
+    problem: str | None = None
+
+
+class Recipe(_Answer):
+    """A named recipe in one version; ``fragment`` is the parts of a spec that it stands for."""
+
+    name: str
+    version: int = 1
+    preset: bool = False
+    owner: str | None = None
+    title: str | None = None
+    description: str = ""
+    needs: str | None = None
+    fragment: dict[str, Any] = Field(default_factory=dict)
+    created_at: datetime | None = None
+
+
+class ApiKey(_Answer):
+    """An API key without its secret."""
+
+    id: str
+    name: str = ""
+    owner: str = ""
+    scopes: list[str] = Field(default_factory=list)
+    node: str | None = None
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+    previous_until: datetime | None = None
+
+
+class NewApiKey(ApiKey):
+    """A key with its secret, which the server never tells again (and ``repr`` leaves out)."""
+
+    key: str = Field(repr=False)
+
+
+class EnrolmentToken(_Answer):
+    """A one-time token with which a machine gets the key of its node; ``token`` is told once."""
+
+    id: str
+    owner: str = ""
+    node: str | None = None
+    expires_at: datetime | None = None
+    used_at: datetime | None = None
+    key_id: str | None = None
+    token: str | None = Field(default=None, repr=False)
+
+
+class Webhook(_Answer):
+    """An endpoint that is told of events of one's own jobs."""
+
+    id: str
+    url: str
+    description: str = ""
+    events: list[str] = Field(default_factory=list)
+    labels: dict[str, str] = Field(default_factory=dict)
+    active: bool = True
+    created_at: datetime | None = None
+    last_success_at: datetime | None = None
+    failing_since: datetime | None = None
+    failures: int = 0
+    disabled_at: datetime | None = None
+    disabled_reason: str | None = None
+
+
+class NewWebhook(Webhook):
+    """A webhook with the secret that verifies its calls, told only now."""
+
+    secret: str = Field(repr=False)
+
+
+class Delivery(_Answer):
+    """A message for a webhook, and what came of it."""
+
+    id: str
+    webhook_id: str = ""
+    message_id: str = ""
+    type: str = ""
+    job_id: str | None = None
+    status: str = ""
+    detail: str | None = None
+    created_at: datetime | None = None
+    next_attempt_at: datetime | None = None
+    attempt_count: int = 0
+    attempts: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class AuditEntry(_Answer):
+    """One change, or the refusal of one."""
+
+    id: int
+    time: datetime
+    key_id: str = ""
+    owner: str = ""
+    address: str | None = None
+    method: str = ""
+    route: str = ""
+    target: str | None = None
+    status: int = 0
+    outcome: str = ""
 
 
 class StreamEvent(_Answer):
