@@ -38,6 +38,7 @@ from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
+from octrain_api.usage.endpoints import router as usage
 from octrain_api.webhooks.endpoints import router as webhooks
 
 VERSION = "0.1.0"
@@ -103,6 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     api.include_router(event_streams)
     api.include_router(enrolment)
     api.include_router(audit)
+    api.include_router(usage)
     api.include_router(node_metrics)
     api.include_router(webhooks)
     api.include_router(datasets)

@@ -127,6 +127,18 @@ class RateLimitSettings(BaseSettings):
     address: int = Field(default=600, ge=0)
 
 
+class QuotaSettings(BaseSettings):
+    """What each owner may use, unless an administrator gave them other quotas; none: no limit."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_QUOTA_")
+
+    queued: int | None = Field(default=None, ge=0)
+    running: int | None = Field(default=None, ge=0)
+    gpu_hours: float | None = Field(default=None, ge=0)
+    # GPU-hours of so many days, today included.
+    window_days: int = Field(default=30, ge=1, le=366)
+
+
 class LogSettings(BaseSettings):
     """What is logged, and in which form."""
 
@@ -259,6 +271,7 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     keys: KeySettings = Field(default_factory=KeySettings)
     rate_limits: RateLimitSettings = Field(default_factory=RateLimitSettings)
+    quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     logs: LogSettings = Field(default_factory=LogSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)

@@ -10,6 +10,7 @@ from octrain_api.artifacts.leftovers import ENDED_AFTER, LeftoverRepository
 from octrain_api.clocks import api_up_since
 from octrain_api.database import database_now, seconds
 from octrain_api.models import Artifact, Attempt, Job, Node, Outbox, fencing_tokens
+from octrain_api.usage.repository import UsageRepository
 
 
 def artifact_prefix(attempt: Attempt) -> str:
@@ -137,6 +138,7 @@ class AttemptRepository:
         attempt.lease_expires_at = None
         attempt.unreachable_since = None
         await self._session.flush()
+        await UsageRepository(self._session).count(attempt)
         await self.forget_message(attempt.id)
         node = await self._session.get(Node, attempt.node_id)
         if attempt.claimed_at is not None and node is not None and node.artifact_url:

@@ -129,7 +129,9 @@ class _Loops:
         self._all_settings = settings
         self._settings = settings.controller
         self._reconciler = Reconciler(database, settings)
-        self._scheduler = Scheduler(database, settings.controller, settings.scheduler)
+        self._scheduler = Scheduler(
+            database, settings.controller, settings.scheduler, settings.quotas
+        )
         self._metrics = MetricKeeper(database, settings.metrics)
         self._uploads = Uploads(database, settings)
         self._sender = sender

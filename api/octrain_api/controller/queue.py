@@ -1,7 +1,7 @@
 """What a tick of the scheduler reads and writes: sets, never one job at a time."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import BigInteger, cast, func, select, text
@@ -29,11 +29,11 @@ _HEADS = text(
     """
     SELECT json_agg(json_build_array(
         h.id, h.need, h.priority, CAST(extract(epoch FROM h.created_at) * 1000000 AS bigint),
-        h.avoid_nodes, extract(epoch FROM now() - h.created_at)))
+        h.avoid_nodes, extract(epoch FROM now() - h.created_at), h.owner))
     FROM json_each_text(CAST(:sizes AS json)) AS wanted(need, size)
     CROSS JOIN LATERAL (
-        SELECT j.id, j.need, j.priority, j.created_at, j.avoid_nodes FROM jobs j
-        WHERE j.status = 'queued' AND j.need = wanted.need
+        SELECT j.id, j.need, j.priority, j.created_at, j.avoid_nodes, j.owner FROM jobs j
+        WHERE j.status = 'queued' AND j.need = wanted.need AND j.owner <> ALL(CAST(:full AS text[]))
           AND (j.next_attempt_at IS NULL OR j.next_attempt_at <= now())
         ORDER BY j.priority DESC, j.created_at, j.id
         LIMIT CAST(wanted.size AS int)
@@ -83,6 +83,7 @@ class Waiting(NamedTuple):
     created: int
     avoid_nodes: list[str]
     waited: float
+    owner: str
 
 
 class NodeState(NamedTuple):
@@ -105,9 +106,14 @@ class QueueRepository:
         """The different needs of the queued jobs."""
         return list((await self._session.scalars(_NEEDS)).all())
 
-    async def heads(self, sizes: Mapping[str, int]) -> list[Waiting]:
-        """Of each need so many jobs at most, all together by priority, then age."""
-        found = await self._session.scalar(_HEADS, {"sizes": json.dumps(sizes)})
+    async def heads(self, sizes: Mapping[str, int], full: Collection[str] = ()) -> list[Waiting]:
+        """Of each need so many jobs at most, all together by priority, then age.
+
+        The jobs of the owners in `full` are passed over: no more of them may run now.
+        """
+        found = await self._session.scalar(
+            _HEADS, {"sizes": json.dumps(sizes), "full": sorted(full)}
+        )
         rows = [Waiting(*row) for row in found or []]
         return sorted(rows, key=lambda row: (-row.priority, row.created, row.id))
 

@@ -6,7 +6,7 @@ need only the head of its queue is read, because where the first finds no room n
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -31,8 +31,9 @@ from octrain_api.controller.queue import (
 )
 from octrain_api.database import Database
 from octrain_api.jobs.placing import place_many
-from octrain_api.jobs.views import THE_SCHEDULER
-from octrain_api.settings import ControllerSettings, SchedulerSettings
+from octrain_api.jobs.views import OF_OWNER, THE_SCHEDULER
+from octrain_api.settings import ControllerSettings, QuotaSettings, SchedulerSettings
+from octrain_api.usage.service import PlacesLeft, UsageService
 
 log = logging.getLogger("octrain_api.scheduler")
 
@@ -45,6 +46,8 @@ class _Decisions:
     # The first job of each need that found no room.
     blocked: dict[Need, Waiting]
     full: bool = False
+    # Owners of whom no more jobs may run, as far as these choices go.
+    owners_full: set[str] = field(default_factory=set)
 
 
 class Scheduler:
@@ -54,11 +57,16 @@ class Scheduler:
     """
 
     def __init__(
-        self, database: Database, controller: ControllerSettings, settings: SchedulerSettings
+        self,
+        database: Database,
+        controller: ControllerSettings,
+        settings: SchedulerSettings,
+        quotas: QuotaSettings | None = None,
     ) -> None:
         self._database = database
         self._controller = controller
         self._settings = settings
+        self._quotas = quotas if quotas is not None else QuotaSettings()
         self._registry = Registry()
         self._held: dict[str, str] = {}
         # What was last said of each need, and when by this process's clock.
@@ -92,17 +100,20 @@ class Scheduler:
                     text: min(plan.room_for(plan.effective(need), most) + 1, most)
                     for text, need in needs.items()
                 }
-                heads = await queue.heads(sizes)
+                left = await UsageService(session, self._quotas).places_left()
+                heads = await queue.heads(sizes, left.full)
         if plan is None:
             if self._said != {}:
                 async with self._database.transaction() as session:
                     await self._say(session, {})
             return 0, False
-        decisions = self._decide(plan, needs, heads)
+        decisions = self._decide(plan, needs, heads, left)
         texts = dict.fromkeys(needs, THE_SCHEDULER)
         for text, need in needs.items():
             if plan.effective(need) in decisions.blocked:
                 texts[text] = plan.why_not(plan.effective(need))
+        for owner in decisions.owners_full:
+            texts[OF_OWNER + owner] = f"a running job of {owner} to end: no more may run at once"
         placed = []
         if decisions.choices or self._is_news(texts):
             async with self._database.transaction() as session:
@@ -144,12 +155,18 @@ class Scheduler:
             rooms.append(Room(node, node.cpu_slots - cpu, len(node.gpus) - gpus))
         return Plan(rooms, closed, self._registry)
 
-    def _decide(self, plan: Plan, needs: dict[str, Need], heads: list[Waiting]) -> _Decisions:
-        decisions = _Decisions([], {})
+    def _decide(
+        self,
+        plan: Plan,
+        needs: dict[str, Need],
+        heads: list[Waiting],
+        left: PlacesLeft,
+    ) -> _Decisions:
+        decisions = _Decisions([], {}, owners_full=left.full)
         held: dict[str, str] = {}
         for job in heads:
             need = plan.effective(needs[job.need])
-            if need in decisions.blocked:
+            if need in decisions.blocked or job.owner in decisions.owners_full:
                 continue
             choice = plan.place(job.id, need, job.avoid_nodes)
             if choice is None:
@@ -160,6 +177,8 @@ class Scheduler:
                 continue
             # The job is stored under its own need, whatever its pin has come to.
             decisions.choices.append(replace(choice, need=job.need))
+            if left.take(job.owner):
+                decisions.owners_full.add(job.owner)
             if len(decisions.choices) == self._settings.batch:
                 decisions.full = True
                 break

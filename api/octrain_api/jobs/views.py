@@ -1,7 +1,7 @@
 """Rows to job objects."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -13,6 +13,8 @@ from octrain_api.models import Attempt, Job, QueueGroup
 
 # What a job waits for from its entry into the queue until the scheduler has looked at it.
 THE_SCHEDULER = "the scheduler"
+# Before an owner's name: the key under which it is told that no more of their jobs may run.
+OF_OWNER = "owner:"
 
 
 def _attempt(attempt: Attempt, node: str) -> AttemptSummary:
@@ -43,11 +45,17 @@ async def job_objects(repository: JobRepository, jobs: Sequence[Job]) -> list[Jo
             attempts[attempt.job_id].append(_attempt(attempt, node))
     queued = [job for job in jobs if job.status == Status.QUEUED]
     positions = await repository.queue_positions([job.id for job in queued])
-    groups = await repository.queue_groups({job.need for job in queued})
+    owners = {OF_OWNER + job.owner for job in queued}
+    groups = await repository.queue_groups(owners | {job.need for job in queued})
     return [
-        _job(job, attempts[job.id], _wait(job, positions.get(job.id), groups.get(job.need)))
+        _job(job, attempts[job.id], _wait(job, positions.get(job.id), _group(job, groups)))
         for job in jobs
     ]
+
+
+def _group(job: Job, groups: Mapping[str, QueueGroup]) -> QueueGroup | None:
+    """What the scheduler said of the job's owner, or else of all jobs of its need."""
+    return groups.get(OF_OWNER + job.owner) or groups.get(job.need)
 
 
 @dataclass(frozen=True)
