@@ -19,6 +19,8 @@ from octrain_api.events.endpoints import router as events
 from octrain_api.events.stream_endpoints import router as event_streams
 from octrain_api.guard import RequestGuard
 from octrain_api.jobs.endpoints import router as jobs
+from octrain_api.jobs.list_endpoints import router as job_lists
+from octrain_api.jobs.management_endpoints import router as job_management
 from octrain_api.jobs.reading import JobReader
 from octrain_api.jobs.stream_endpoints import router as streams
 from octrain_api.jobs.tags import ConditionalReads, JobTags
@@ -31,14 +33,14 @@ from octrain_api.logs.endpoints import router as logs
 from octrain_api.metrics.endpoints import router as metrics
 from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
+from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.observability.measures import Measures
 from octrain_api.observability.middleware import RequestObserver
+from octrain_api.plans.endpoints import router as plans
 from octrain_api.rate_limits.limiter import RateLimiter
-from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
-from octrain_api.usage.endpoints import router as usage
 from octrain_api.webhooks.endpoints import router as webhooks
 
 VERSION = "0.1.0"
@@ -102,12 +104,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for router in (jobs, streams, events, metrics, logs, artifacts, nodes, attempts, keys, recipes):
         api.include_router(router)
     api.include_router(event_streams)
+    api.include_router(node_metrics)
     api.include_router(enrolment)
     api.include_router(audit)
-    api.include_router(usage)
-    api.include_router(node_metrics)
     api.include_router(webhooks)
     api.include_router(datasets)
+    api.include_router(plans)
+    api.include_router(job_lists)
+    api.include_router(job_management)
     app.include_router(api, prefix="/v1")
     app.include_router(api, include_in_schema=False)
     app.include_router(health.router)

@@ -238,6 +238,8 @@ class Job(Base):
     created_at: Mapped[datetime] = mapped_column(server_default=func.now())
     started_at: Mapped[datetime | None]
     ended_at: Mapped[datetime | None]
+    # What is left of a deleted job is its trail: nobody sees it as a job any more.
+    deleted_at: Mapped[datetime | None]
     idempotency_key: Mapped[str | None]
     idempotency_hash: Mapped[str | None]
     # The W3C trace context of the request that made it, where tracing is on.

@@ -38,6 +38,15 @@ SCOPES = {
     ("GET", "/v1/jobs/{job_id}/conversion"): "jobs:read",
     ("GET", "/v1/jobs/{job_id}/precision"): "jobs:read",
     ("GET", "/v1/nodes"): "jobs:read",
+    ("POST", "/v1/jobs:validate"): "jobs:write",
+    ("POST", "/v1/jobs:cancel"): "jobs:write",
+    ("PATCH", "/v1/jobs/{job_id}"): "jobs:write",
+    ("DELETE", "/v1/jobs/{job_id}"): "jobs:write",
+    ("POST", "/v1/jobs/{job_id}/clone"): "jobs:write",
+    ("POST", "/v1/jobs/{job_id}/start"): "jobs:write",
+    ("GET", "/v1/jobs/{job_id}/model"): "jobs:read",
+    ("POST", "/v1/nodes/{node_id}/plans:take"): "node",
+    ("POST", "/v1/nodes/{node_id}/plans/{key}"): "node",
     ("GET", "/v1/recipes"): "jobs:read",
     ("POST", "/v1/recipes"): "jobs:write",
     ("GET", "/v1/recipes/{name}"): "jobs:read",
@@ -81,11 +90,6 @@ SCOPES = {
     ("GET", "/v1/nodes/tokens"): "admin",
     ("DELETE", "/v1/nodes/tokens/{token_id}"): "admin",
     ("GET", "/v1/audit"): "admin",
-    ("GET", "/v1/usage"): "jobs:read",
-    ("GET", "/v1/usage/{owner}"): "admin",
-    ("GET", "/v1/quotas"): "admin",
-    ("PUT", "/v1/quotas/{owner}"): "admin",
-    ("DELETE", "/v1/quotas/{owner}"): "admin",
     ("GET", "/v1/nodes/{node_id}/metrics"): "jobs:read",
     ("POST", "/v1/nodes/{node_id}/metrics"): "node",
     ("GET", "/v1/jobs/{job_id}/metrics/latest"): "jobs:read",
@@ -179,7 +183,11 @@ async def test_another_owners_job_is_not_there(service: Any, submit: Any) -> Non
     before = (await user.get(f"/jobs/{job_id}")).json()
     for (method, template), scope in SCOPES.items():
         if "{job_id}" in template and scope.startswith("jobs:"):
-            answer = await stranger.request(method, "http://octrain" + _path(template, job_id))
+            answer = await stranger.request(
+                method,
+                "http://octrain" + _path(template, job_id),
+                json=BODIES.get(template, {}),
+            )
             assert answer.status_code == 404, (method, template)
     assert (await user.get(f"/jobs/{job_id}")).json() == before
     assert job_id not in (await stranger.get("/jobs")).text

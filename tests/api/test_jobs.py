@@ -42,7 +42,7 @@ _BAD: list[tuple[str, Any, str]] = [
     ("a negative step", {"training": {"steps": -1}}, "/training/steps"),
     ("a NUL character", {"name": "a\x00b"}, "/name"),
     ("half a surrogate pair", {"labels": {"a": "\ud800"}}, "/labels/a"),
-    ("an upload", {"data": {"source": "upload", "dataset": "x"}}, "/data/source"),
+    ("an upload", {"data": {"source": "upload", "dataset": "x"}}, "/data/dataset"),
     ("another job", {"model": {"source": "job", "job": "job_x"}}, "/model/job"),
 ]
 
@@ -77,7 +77,8 @@ async def test_every_problem_of_a_spec_is_told_at_once(service: Any, spec: Any) 
 async def test_bodies_that_are_no_object(service: Any, body: bytes) -> None:
     answer = await (await service.user()).post("/jobs", content=body)
     assert answer.status_code == 422
-    assert answer.json()["type"] == "/problems/spec-invalid"
+    kind = "body-too-complex" if len(body) > 1000 else "spec-invalid"
+    assert answer.json()["type"] == f"/problems/{kind}"
 
 
 async def test_an_idempotency_key_makes_one_job(service: Any, spec: Any) -> None:

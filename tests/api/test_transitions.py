@@ -16,6 +16,8 @@ from octrain_api.models import Attempt, Job
 # attempt, `-` what needs that no attempt lives, `+` what needs a live one; `u` and `s` what needs
 # besides that no attempt lives that a user, or the service, asked for the stop.
 LEGAL = {
+    ("draft", "queued"): {"user-"},
+    ("draft", "cancelled"): {"user-"},
     ("queued", "starting"): {"scheduler+"},
     ("queued", "paused"): {"user-"},
     ("queued", "cancelled"): {"user-"},

@@ -30,6 +30,7 @@ __all__ = [
     "ModelPoint",
     "NodeAnswer",
     "PlacedAttempt",
+    "PlanQuestion",
     "Registration",
     "ResumePoint",
     "SequenceGap",
@@ -184,6 +185,17 @@ class TelemetryAnswer(WishAnswer):
     acknowledged_seq: int
 
 
+class PlanQuestion(_Answer):
+    """A spec that somebody wants planned, and the name of the question."""
+
+    key: str
+    spec: dict[str, Any]
+
+
+class _Taken(_Answer):
+    question: PlanQuestion | None = None
+
+
 class _Artifact(_Answer):
     artifact_id: str
 
@@ -229,6 +241,18 @@ class ApiClient:
 
     def node_metrics(self, node_id: str, samples: Sequence[dict[str, Any]]) -> None:
         self._post(f"/nodes/{node_id}/metrics", {"samples": list(samples)}, _Answer)
+
+    def take_plan(self, node_id: str, *, wait: float) -> PlanQuestion | None:
+        """The next spec to plan; None when none was asked for within `wait` seconds."""
+        path = f"/nodes/{node_id}/plans:take?wait={wait:g}"
+        return self._post(path, {}, _Taken).question
+
+    def answer_plan(
+        self, node_id: str, key: str, result: dict[str, Any] | None, problem: str | None
+    ) -> None:
+        """Tells what a spec takes, or why that cannot be told."""
+        body = {"result": result, "problem": problem}
+        self._post(f"/nodes/{node_id}/plans/{key}", body, _Answer)
 
     def claim(self, attempt_id: str, *, node_id: str, supervisor: str) -> Claim:
         body = {"node_id": node_id, "supervisor": supervisor}

@@ -3,17 +3,20 @@
 from pathlib import Path, PurePosixPath
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Header, Query
 from fastapi.responses import FileResponse, Response, StreamingResponse
 
+from octrain_api.artifacts.archive import parse_range
 from octrain_api.artifacts.schemas import ArtifactList, ConversionReport, PrecisionTable
 from octrain_api.artifacts.service import ArtifactService
 from octrain_api.dependencies import ContextDep, SessionDep
 from octrain_api.jobs.access import VisibleJob
+from octrain_api.problems import Problem
 
 router = APIRouter(prefix="/jobs", tags=["artifacts"])
 
 _BINARY = "application/octet-stream"
+_TAR = "application/x-tar"
 
 
 @router.get("/{job_id}/artifacts")
@@ -46,6 +49,56 @@ async def download_file(
         return FileResponse(content, filename=name, media_type=_BINARY, headers=headers)
     headers["Content-Length"] = str(row["size"])
     return StreamingResponse(content, media_type=_BINARY, headers=headers)
+
+
+@router.get(
+    "/{job_id}/model",
+    response_class=Response,
+    responses={
+        200: {"content": {_TAR: {}}, "description": "The whole archive"},
+        206: {"content": {_TAR: {}}, "description": "The bytes asked for"},
+    },
+)
+async def download_model(
+    job: VisibleJob,
+    session: SessionDep,
+    context: ContextDep,
+    range_: Annotated[str | None, Header(alias="Range", max_length=200)] = None,
+    if_range: Annotated[str | None, Header(max_length=200)] = None,
+) -> Response:
+    """The exported model as one tar file: a plain Hugging Face folder with a model card.
+
+    An interrupted download can go on with `Range`: the bytes are the same at every request.
+    """
+    archive = await ArtifactService(session, context.settings).model_archive(job)
+    headers = {
+        "ETag": archive.etag,
+        "Accept-Ranges": "bytes",
+        "Content-Disposition": f'attachment; filename="{job.id}.tar"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    wanted = None
+    if if_range is None or if_range == archive.etag:
+        try:
+            wanted = parse_range(range_, archive.size)
+        except ValueError as error:
+            raise Problem(
+                416,
+                "range-not-satisfiable",
+                "Range not satisfiable",
+                f"{error}.",
+                headers={"Content-Range": f"bytes */{archive.size}"},
+            ) from error
+    start, end = wanted or (0, archive.size)
+    headers["Content-Length"] = str(end - start)
+    if wanted is not None:
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{archive.size}"
+    return StreamingResponse(
+        archive.read(start, end),
+        status_code=200 if wanted is None else 206,
+        media_type=_TAR,
+        headers=headers,
+    )
 
 
 @router.get("/{job_id}/conversion")

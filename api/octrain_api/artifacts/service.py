@@ -9,6 +9,8 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.artifacts import store
+from octrain_api.artifacts.archive import StoredFile, TarArchive, TextFile
+from octrain_api.artifacts.model_card import model_card
 from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.artifacts.schemas import (
     ArtifactObject,
@@ -16,10 +18,16 @@ from octrain_api.artifacts.schemas import (
     FileObject,
     PrecisionTable,
 )
-from octrain_api.models import Artifact
+from octrain_api.models import Artifact, Job
 from octrain_api.problems import Problem, not_found
 from octrain_api.settings import Settings
 
+_CARD = "README.md"
+_LOADS_WITH = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
 _REPORT_LIMIT = 64 * 2**20
 
 
@@ -42,6 +50,44 @@ class ArtifactService:
         if artifact is None:
             raise not_found("artifact", artifact_id)
         return await self._open(artifact, path)
+
+    async def model_archive(self, job: Job) -> TarArchive:
+        """The job's exported model, with a model card, as an archive that is not made yet."""
+        artifact = await self._artifacts.newest(job.id, "model")
+        if artifact is None:
+            raise Problem(
+                404,
+                "not-found",
+                "Not found",
+                f"This job has no exported model: it is {job.status}.",
+            )
+        files: list[StoredFile | TextFile] = []
+        for file in sorted(artifact.files, key=lambda row: str(row["path"])):
+            if file["path"] == _CARD:
+                continue
+            row, content = await self._open(artifact, file["path"])
+            local = content if isinstance(content, Path) else None
+            files.append(
+                StoredFile(
+                    file["path"], row["size"], row["sha256"], artifact.url, file["path"], local
+                )
+            )
+        card = model_card(
+            job,
+            loads_with=_LOADS_WITH[job.spec["task"]],
+            conversion=await self._conversion_counts(job.id),
+        )
+        files.insert(0, TextFile(_CARD, card.encode()))
+        modified = int(artifact.created_at.timestamp())
+        return TarArchive(job.id, files, modified=modified)
+
+    async def _conversion_counts(self, job_id: str) -> dict[str, Any] | None:
+        try:
+            rows = (await self.conversion(job_id)).rows
+        except Problem:
+            return None
+        converted = sum(1 for row in rows if row["to"] is not None)
+        return {"layers": len(rows), "converted": converted}
 
     async def conversion(self, job_id: str) -> ConversionReport:
         """The newest conversion report of a job."""

@@ -7,14 +7,14 @@ from fastapi import APIRouter, Query
 from octrain_api.dependencies import SessionDep
 from octrain_api.events.repository import EventRepository
 from octrain_api.events.schemas import EventList, event_object
-from octrain_api.jobs.access import VisibleJob
+from octrain_api.jobs.access import VisibleTrail
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 @router.get("/{job_id}/events")
 async def list_events(
-    job: VisibleJob,
+    job: VisibleTrail,
     session: SessionDep,
     kind: Annotated[
         list[str] | None,
@@ -27,7 +27,7 @@ async def list_events(
     ] = "asc",
     limit: Annotated[int, Query(ge=1, le=1000)] = 200,
 ) -> EventList:
-    """What happened to the job, numbered in (after, before): also its audit trail."""
+    """What happened to the job, numbered in (after, before): its audit trail, which outlives it."""
     kinds = [name for value in kind or () for name in value.split(",") if name]
     newest_first = order == "desc"
     events = await EventRepository(session).page(

@@ -18,4 +18,13 @@ async def _visible_job(job_id: str, session: SessionDep, principal: Reader) -> J
     return job
 
 
+async def _visible_trail(job_id: str, session: SessionDep, principal: Reader) -> Job:
+    job = await JobRepository(session).trail(job_id, principal.visible_owner)
+    if job is None:
+        raise not_found("job", job_id)
+    return job
+
+
+# A job, or what is left of it once it is deleted.
+VisibleTrail = Annotated[Job, Depends(_visible_trail)]
 VisibleJob = Annotated[Job, Depends(_visible_job)]

@@ -1,29 +1,29 @@
 """Jobs over HTTP."""
 
-from hashlib import blake2b
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from octrain_api.audit.recording import note_target
 from octrain_api.auth import Reader, Writer
-from octrain_api.dependencies import ContextDep, SessionDep
+from octrain_api.dependencies import Context, ContextDep, SessionDep
 from octrain_api.jobs.reading import Known, conditional
-from octrain_api.jobs.repository import JobFilter, JobRepository
-from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobList, JobObject
+from octrain_api.jobs.repository import JobRepository
+from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobObject
 from octrain_api.jobs.service import JobService, parse_body
-from octrain_api.jobs.transitions import Status
 from octrain_api.jobs.views import job_objects
 from octrain_api.models import Job
-from octrain_api.pagination import cut, decode_cursor, encode_cursor
-from octrain_api.problems import Problem, ProblemError, not_found
+from octrain_api.problems import Problem, not_found
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 _MAX_WAIT = 60
 
+AllowWaiting = Annotated[
+    bool, Query(description="queue it even if no registered node could ever run it")
+]
 
-_SPEC_BODY: dict[str, Any] = {
+SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "The job's spec. `model`, `data` and `recipe` are enough: every default is "
@@ -44,11 +44,20 @@ _SPEC_BODY: dict[str, Any] = {
 }
 
 
-async def _one(repository: JobRepository, job: Job) -> JobObject:
+async def read_spec(request: Request, context: Context) -> dict[str, Any]:
+    """The JSON object of a request's body, no larger than a spec may be."""
+    body = await request.body()
+    if len(body) > context.settings.http.max_spec_bytes:
+        limit = context.settings.http.max_spec_bytes
+        raise Problem(413, "body-too-large", "Body too large", f"A spec has {limit} bytes at most.")
+    return parse_body(body)
+
+
+async def one_object(repository: JobRepository, job: Job) -> JobObject:
     return (await job_objects(repository, [job]))[0]
 
 
-@router.post("", status_code=201, openapi_extra=_SPEC_BODY)
+@router.post("", status_code=201, openapi_extra=SPEC_BODY)
 async def create_job(
     request: Request,
     response: Response,
@@ -59,67 +68,21 @@ async def create_job(
         str | None,
         Header(min_length=1, max_length=255, description="the same key and body: the same job"),
     ] = None,
-    allow_waiting: Annotated[
-        bool, Query(description="queue it even if no registered node could ever run it")
+    allow_waiting: AllowWaiting = False,
+    draft: Annotated[
+        bool, Query(description="store it without queueing it; POST /jobs/{id}/start does that")
     ] = False,
 ) -> JobObject:
     """Submit a job. It is stored when this answers, whatever happens to any other part."""
-    body = await request.body()
-    if len(body) > context.settings.http.max_spec_bytes:
-        limit = context.settings.http.max_spec_bytes
-        raise Problem(413, "body-too-large", "Body too large", f"A spec has {limit} bytes at most.")
+    body = await read_spec(request, context)
     service = JobService(session, context.settings, principal)
-    job, created = await service.submit(parse_body(body), idempotency_key, allow_waiting)
+    job, created = await service.submit(body, idempotency_key, allow_waiting, draft=draft)
     if not created:
         response.status_code = 200
         response.headers["Idempotent-Replayed"] = "true"
     note_target(request, job.id)
     response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return await _one(JobRepository(session), job)
-
-
-def _labels(request: Request) -> tuple[tuple[str, str], ...]:
-    pairs = request.query_params.multi_items()
-    return tuple((k.removeprefix("label."), v) for k, v in pairs if k.startswith("label."))
-
-
-def _statuses(
-    status: Annotated[
-        list[str] | None,
-        Query(description="repeat it, or separate by commas, for several: " + ", ".join(Status)),
-    ] = None,
-) -> tuple[str, ...]:
-    wanted = tuple(part for value in status or () for part in value.split(",") if part)
-    for value in wanted:
-        if value not in set(Status):
-            message = f"{value!r} is not a status; there are {', '.join(Status)}"
-            error = ProblemError(pointer="/query/status", message=message, code="enum")
-            raise Problem(422, "request-invalid", "Request not valid", message, errors=[error])
-    return wanted
-
-
-@router.get("", response_model=JobList, responses={304: {"description": "Unchanged"}})
-async def list_jobs(
-    session: SessionDep,
-    principal: Reader,
-    labels: Annotated[tuple[tuple[str, str], ...], Depends(_labels)],
-    statuses: Annotated[tuple[str, ...], Depends(_statuses)],
-    name: Annotated[str | None, Query(max_length=200)] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(max_length=512)] = None,
-    if_none_match: Annotated[str | None, Header(max_length=4096)] = None,
-) -> Any:
-    """Jobs, newest first. `label.KEY=VALUE` narrows to jobs with that label."""
-    repository = JobRepository(session)
-    job_filter = JobFilter(statuses, labels, name)
-    after = decode_cursor(cursor) if cursor is not None else None
-    jobs = await repository.page(principal.visible_owner, job_filter, limit + 1, after)
-    more = cut(jobs, limit)
-    page = jobs[:limit]
-    next_cursor = encode_cursor(page[-1].created_at, page[-1].id) if more else None
-    found = JobList(items=await job_objects(repository, page), next_cursor=next_cursor)
-    body = found.model_dump_json().encode()
-    return conditional(body, f'"{blake2b(body, digest_size=12).hexdigest()}"', if_none_match)
+    return await one_object(JobRepository(session), job)
 
 
 @router.get("/{job_id}", response_model=JobObject, responses={304: {"description": "Unchanged"}})
@@ -158,7 +121,7 @@ async def cancel_job(
 ) -> JobObject:
     """Ask for the job's end. Asking again, or after its end, answers 200 and changes nothing."""
     job = await JobService(session, context.settings, principal).cancel(job_id)
-    return await _one(JobRepository(session), job)
+    return await one_object(JobRepository(session), job)
 
 
 @router.post("/{job_id}/pause")
@@ -167,7 +130,7 @@ async def pause_job(
 ) -> JobObject:
     """Checkpoint the job and free its node. Asking again answers 200; a final job gives 409."""
     job = await JobService(session, context.settings, principal).pause(job_id)
-    return await _one(JobRepository(session), job)
+    return await one_object(JobRepository(session), job)
 
 
 @router.post("/{job_id}/resume")
@@ -176,4 +139,4 @@ async def resume_job(
 ) -> JobObject:
     """Queue a paused job again; it goes on from its newest checkpoint."""
     job = await JobService(session, context.settings, principal).resume(job_id)
-    return await _one(JobRepository(session), job)
+    return await one_object(JobRepository(session), job)

@@ -1,9 +1,9 @@
 """What the job endpoints take and give."""
 
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from octrain_api.jobs.transitions import Status
 from octrain_api.pagination import Page
@@ -121,3 +121,67 @@ class JobList(Page):
     """One page of jobs, newest first."""
 
     items: list[JobObject]
+
+
+class JobPart(BaseModel):
+    """The members of a job that `fields` asked for, beside its id; as in JobObject."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: str
+
+
+class JobParts(Page):
+    """One page of parts of jobs."""
+
+    items: list[JobPart]
+
+
+class JobChanges(BaseModel):
+    """What to change of a job; what is left out stays."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"labels": {"team": "nlp", "old": None}, "priority": 10}]},
+    )
+
+    name: str | None = None
+    labels: dict[str, str | None] = Field(
+        default={}, description="merged with the job's; null removes a label"
+    )
+    notes: str = ""
+    priority: int = 0
+    spec: dict[str, Any] = Field(
+        default={}, description="merge patch (RFC 7396) over the spec of a draft"
+    )
+
+
+class CancelRequest(BaseModel):
+    """Which jobs to cancel: named ones, or those that all the filters find."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"labels": {"team": "nlp"}}]}
+    )
+
+    ids: list[Annotated[str, Field(max_length=64)]] | None = Field(
+        default=None, min_length=1, max_length=500
+    )
+    status: list[Status] | None = Field(default=None, description="of unfinished jobs only")
+    labels: dict[str, str] | None = None
+    name: str | None = None
+    every: bool = Field(default=False, description="true to cancel all of your unfinished jobs")
+
+
+class CancelResult(BaseModel):
+    """What became of one job."""
+
+    job_id: str
+    status: Status | None = Field(description="null where it could not be cancelled")
+    problem: str | None
+
+
+class CancelResults(BaseModel):
+    """At most 500 jobs; ask again while `more` is true."""
+
+    items: list[CancelResult]
+    more: bool

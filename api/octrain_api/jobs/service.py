@@ -28,7 +28,6 @@ from octrain_api.numbers import clean_text
 from octrain_api.problems import Problem, ProblemError, conflict, not_found
 from octrain_api.recipes.service import RecipeService
 from octrain_api.settings import Settings
-from octrain_api.usage.service import UsageService
 
 
 def _invalid(errors: list[ProblemError]) -> Problem:
@@ -65,9 +64,14 @@ class JobService:
         self._attempts = AttemptRepository(session)
 
     async def submit(
-        self, body: dict[str, Any], idempotency_key: str | None, allow_waiting: bool
+        self,
+        body: dict[str, Any],
+        idempotency_key: str | None,
+        allow_waiting: bool,
+        *,
+        draft: bool = False,
     ) -> tuple[Job, bool]:
-        """Check and store a job; the job and whether it is new."""
+        """Check and store a job; the job and whether it is new. A draft waits for its start."""
         digest = hashlib.sha256(
             json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
         ).hexdigest()
@@ -75,10 +79,8 @@ class JobService:
             replay = await self._replay(idempotency_key, digest)
             if replay is not None:
                 return replay, False
-        usage = UsageService(self._session, self._settings.quotas)
-        await usage.check_submission(self._principal.owner)
-        body, recipe_from = await RecipeService(self._session, self._principal).expand(body)
-        spec = await self._check(body, allow_waiting)
+        spec, recipe_from = await self.check(body, allow_waiting)
+        status = Status.DRAFT if draft else Status.QUEUED
         job = await self._jobs.add(
             Job(
                 id=new_id("job"),
@@ -89,7 +91,7 @@ class JobService:
                 priority=spec["priority"],
                 spec=spec,
                 recipe_from=recipe_from,
-                status=Status.QUEUED.value,
+                status=status.value,
                 total_steps=spec["training"]["steps"],
                 need=str(need_of(spec)),
                 idempotency_key=idempotency_key,
@@ -97,16 +99,17 @@ class JobService:
             )
         )
         wait = limits.max_queue_time(job)
-        if wait is not None:
+        if wait is not None and not draft:
             job.queue_deadline_at = job.created_at + timedelta(seconds=wait)
         await EventRepository(self._session).append(
             job,
             kind="status",
             actor=self._who,
-            message="Submitted.",
-            data={"from": None, "to": Status.QUEUED.value, "reason": None, "detail": None},
+            message="Drafted." if draft else "Submitted.",
+            data={"from": None, "to": status.value, "reason": None, "detail": None},
         )
-        await notify_queue(self._session)
+        if not draft:
+            await notify_queue(self._session)
         return job, True
 
     @property
@@ -127,22 +130,12 @@ class JobService:
             )
         return job
 
-    async def _check(self, body: dict[str, Any], allow_waiting: bool) -> dict[str, Any]:
-        """The resolved spec; 422 with every problem found."""
-        unstorable = _unstorable(body, "")
-        if unstorable:
-            raise _invalid(unstorable)
-        try:
-            spec = parse_spec(body).resolved()
-        except SpecInvalid as error:
-            raise _invalid(
-                [
-                    ProblemError(
-                        pointer=p.pointer, message=p.message, code=p.code, suggestion=p.suggestion
-                    )
-                    for p in error.problems
-                ]
-            ) from error
+    async def check(
+        self, body: dict[str, Any], allow_waiting: bool
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """The resolved spec and the named recipe it was made with; 422 with every problem found."""
+        body, recipe_from = await RecipeService(self._session, self._principal).expand(body)
+        spec = self.resolve(body)
         errors = await self._check_model(spec["model"])
         if spec["data"]["source"] == "upload":
             datasets = DatasetService(self._session, self._settings.datasets, self._principal)
@@ -163,7 +156,25 @@ class JobService:
             raise _invalid(errors)
         if not allow_waiting:
             self._check_capable(spec, nodes)
-        return spec
+        return spec, recipe_from
+
+    @staticmethod
+    def resolve(body: dict[str, Any]) -> dict[str, Any]:
+        """The spec with every default, judged by itself alone; 422 with every problem found."""
+        unstorable = _unstorable(body, "")
+        if unstorable:
+            raise _invalid(unstorable)
+        try:
+            return parse_spec(body).resolved()
+        except SpecInvalid as error:
+            raise _invalid(
+                [
+                    ProblemError(
+                        pointer=p.pointer, message=p.message, code=p.code, suggestion=p.suggestion
+                    )
+                    for p in error.problems
+                ]
+            ) from error
 
     async def _check_model(self, model: dict[str, Any]) -> list[ProblemError]:
         """Whether the job that the model comes from is the caller's and has that model."""
@@ -233,6 +244,8 @@ class JobService:
         job, _ = await self._lock(job_id)
         if job.status in (Status.QUEUED, Status.STARTING, Status.RUNNING):
             return job
+        if job.status == Status.DRAFT:
+            raise conflict("wrong-status", "The job is a draft: start it.", job_status=job.status)
         await self._move(job, Status.QUEUED, "Resumed.")
         return job
 

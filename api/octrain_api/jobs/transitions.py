@@ -27,6 +27,7 @@ from octrain_api.models import Attempt, Job
 class Status(StrEnum):
     """The states of a job."""
 
+    DRAFT = "draft"
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
@@ -171,6 +172,8 @@ def _rules() -> dict[tuple[Status, Status, Actor], Rule]:
     stop = Rule(_claimed_attempt, (_set_stop_deadline,))
     back = Rule(_no_live_attempt, (_left_node, _queued))
     # A user's wishes.
+    add((_S.DRAFT,), _S.QUEUED, _BY_USER, Rule(_no_live_attempt, (_queued,)))
+    add((_S.DRAFT,), _S.CANCELLED, _BY_USER, end)
     add((_S.QUEUED, _S.PAUSED), _S.CANCELLED, _BY_USER, end)
     add((_S.QUEUED,), _S.PAUSED, _BY_USER, Rule(_no_live_attempt, (_left_queue,)))
     add((_S.PAUSED,), _S.QUEUED, _BY_USER, Rule(_no_live_attempt, (_queued,)))

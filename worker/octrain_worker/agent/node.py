@@ -14,6 +14,7 @@ from typing import Any
 
 from octrain_worker.agent.leftovers import LeftoverRemover
 from octrain_worker.agent.node_metrics import HostReader, NodeSampler, NvmlReader, SampleSender
+from octrain_worker.agent.planner import Planner
 from octrain_worker.agent.supervisors import Handle, Supervisors
 from octrain_worker.api_client import (
     ApiClient,
@@ -94,7 +95,9 @@ class Node:
         self._registration = registration
         self._supervisors = Supervisors(self._settings, registration.node_id, slots=self.slots)
         self._supervisors.adopt_all()
-        for name, body in (("heartbeat", self._beat), ("watch", self._watch)):
+        planner = Planner(self._settings, registration.node_id, self._stopping)
+        bodies = (("heartbeat", self._beat), ("watch", self._watch), ("planner", planner.run))
+        for name, body in bodies:
             threading.Thread(target=body, name=name, daemon=True).start()
         self._sample(registration.node_id)
         logger.info("node %s is %s", self._settings.node.name, registration.node_id)
