@@ -41,6 +41,7 @@ from octrain_api.rate_limits.limiter import RateLimiter
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
+from octrain_api.usage.endpoints import router as usage
 from octrain_api.webhooks.endpoints import router as webhooks
 
 VERSION = "0.1.0"
@@ -107,6 +108,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     api.include_router(node_metrics)
     api.include_router(enrolment)
     api.include_router(audit)
+    api.include_router(usage)
     api.include_router(webhooks)
     api.include_router(datasets)
     api.include_router(plans)

@@ -28,6 +28,7 @@ from octrain_api.numbers import clean_text
 from octrain_api.problems import Problem, ProblemError, conflict, not_found
 from octrain_api.recipes.service import RecipeService
 from octrain_api.settings import Settings
+from octrain_api.usage.service import UsageService
 
 
 def _invalid(errors: list[ProblemError]) -> Problem:
@@ -79,6 +80,8 @@ class JobService:
             replay = await self._replay(idempotency_key, digest)
             if replay is not None:
                 return replay, False
+        usage = UsageService(self._session, self._settings.quotas)
+        await usage.check_submission(self._principal.owner)
         spec, recipe_from = await self.check(body, allow_waiting)
         status = Status.DRAFT if draft else Status.QUEUED
         job = await self._jobs.add(
