@@ -140,13 +140,6 @@ _kind(
     "Delete the job once the other has ended.",
 )
 _kind(
-    "range-not-satisfiable",
-    416,
-    "Range not satisfiable",
-    "The byte range begins behind the end of the file; `Content-Range` tells its length.",
-    "Ask for a range within the file, or for all of it.",
-)
-_kind(
     "wrong-status",
     409,
     "Conflict with the present state",
