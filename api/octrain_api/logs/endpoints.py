@@ -26,9 +26,7 @@ def _filter(
     ] = None,
     attempt: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     rank: Annotated[int | None, Query(ge=0, le=2**31 - 1)] = None,
-    stream: Annotated[
-        str | None, Query(max_length=32, description="stdout or stderr")
-    ] = None,
+    stream: Annotated[str | None, Query(max_length=32, description="stdout or stderr")] = None,
 ) -> LogFilter:
     levels = tuple(name for value in level or () for name in value.split(",") if name)
     for name in levels:
