@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
+import json
 import sys
-
-EXIT_STACK = 1
-EXIT_UNREACHABLE = 3
-EXIT_REFUSED = 4
-EXIT_JOB_NOT_SUCCEEDED = 5
-EXIT_INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command; every expected error is one line for a person and an exit code."""
+    """Run the command; every expected error is one line for a person and an exit status.
+
+    With ``--json`` the error is a JSON object on standard error.
+    """
+    from pydantic import ValidationError
+
     from octrain.cli.app import app
-    from octrain.client.errors import OctrainError, ServerUnreachable
+    from octrain.cli.exits import Exit, exit_of
+    from octrain.client import OctrainError
     from octrain.local.errors import LocalStackError
 
     try:
         app()
-    except ServerUnreachable as error:
-        _fail(str(error), EXIT_UNREACHABLE)
     except OctrainError as error:
-        # Status 0: nobody was asked, because no server is known.
-        _fail(str(error), EXIT_REFUSED if error.status else EXIT_UNREACHABLE)
+        members = {
+            "type": error.type,
+            "title": error.title,
+            "status": error.status,
+            "errors": [problem.model_dump(mode="json") for problem in error.problems],
+            "request_id": error.request_id,
+        }
+        _fail(str(error), error.detail, exit_of(error), members)
+    except ValidationError as error:
+        detail = (
+            f"The server's answer is not what this version understands ({error.title}: "
+            f"{error.error_count()} unexpected value(s)). Is it an Octrain server, and not too old?"
+        )
+        _fail(detail, detail, Exit.FAILED, {})
     except LocalStackError as error:
-        _fail(str(error), EXIT_STACK)
+        _fail(str(error), str(error), Exit.FAILED, {})
+    except OSError as error:
+        # A full disk, a folder that may not be written: what the system says is enough.
+        _fail(str(error), str(error), Exit.FAILED, {})
     except KeyboardInterrupt:
-        sys.exit(EXIT_INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
 
 
-def _fail(message: str, status: int) -> None:
-    print(f"octrain: {message}", file=sys.stderr)
+def _fail(message: str, detail: str, status: int, members: dict[str, object]) -> None:
+    if "--json" in sys.argv:
+        known = {key: value for key, value in members.items() if value}
+        print(
+            json.dumps({"error": {"detail": detail, **known, "exit": int(status)}}, indent=2),
+            file=sys.stderr,
+        )
+    else:
+        print(f"octrain: {message}", file=sys.stderr)
     sys.exit(status)

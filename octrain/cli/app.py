@@ -6,12 +6,27 @@ from typing import Annotated
 
 import typer
 
-from octrain.cli import artifacts, context, datasets, jobs, server, submit
-
-EPILOG = (
-    "Exit status: 0 success; 1 the local stack failed; 2 wrong usage; 3 no server answers; "
-    "4 the server refused; 5 the job waited for did not succeed; 130 interrupted."
+from octrain.cli import (
+    accounts,
+    artifacts,
+    changes,
+    context,
+    datasets,
+    diff,
+    importing,
+    jobs,
+    keys,
+    nodes,
+    reading,
+    recipes,
+    server,
+    submit,
+    watch,
+    webhooks,
 )
+from octrain.cli.exits import MEANINGS
+
+EPILOG = "Exit status: " + "; ".join(f"{int(code)} {text}" for code, text in MEANINGS.items()) + "."
 
 app = typer.Typer(
     name="octrain",
@@ -38,12 +53,31 @@ def settle(
 
 app.command("up")(server.up)
 app.command("migrate")(server.migrate)
-app.command("nodes")(server.nodes)
 app.command("submit")(submit.submit)
+app.command("validate")(submit.validate)
 app.command("ls")(jobs.ls)
 app.command("show")(jobs.show)
-app.command("logs")(jobs.logs)
-app.command("metrics")(jobs.metrics)
-app.command("cancel")(jobs.cancel)
+app.command("logs")(reading.logs)
+app.command("metrics")(reading.metrics)
+app.command("events")(reading.events)
+app.command("watch")(watch.watch)
+app.command("wait")(watch.wait)
+app.command("diff")(diff.diff)
+app.command("cancel")(changes.cancel)
+app.command("pause")(changes.pause)
+app.command("resume")(changes.resume)
+app.command("start")(changes.start)
+app.command("clone")(submit.clone)
+app.command("edit")(changes.edit)
+app.command("rm")(changes.rm)
 app.command("artifacts")(artifacts.artifacts)
+app.command("download")(artifacts.download)
+app.add_typer(recipes.app, name="recipes")
 app.add_typer(datasets.app, name="datasets")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(keys.app, name="keys")
+app.add_typer(webhooks.app, name="webhooks")
+app.command("usage")(accounts.usage)
+app.add_typer(accounts.quotas, name="quotas")
+app.command("audit")(accounts.audit)
+app.add_typer(importing.app, name="import")

@@ -1,7 +1,9 @@
-"""`octrain artifacts`"""
+"""`octrain artifacts`, `download`"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -36,7 +38,7 @@ def artifacts(
             if json_output:
                 context.print_json({"folder": str(folder.absolute())})
             else:
-                console.print(f"{folder}", highlight=False)
+                console.print(f"{folder}", highlight=False, markup=False)
             return
         found = handle.artifacts()
     if json_output:
@@ -58,7 +60,49 @@ def artifacts(
     console.print(rows)
 
 
+def download(
+    job: JobArgument,
+    which: Annotated[
+        str, typer.Argument(help="An artifact's id, or the newest of a kind.", metavar="[WHICH]")
+    ] = "model",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The folder (of --archive: the file) to fetch it into."
+        ),
+    ] = None,
+    archive: Annotated[
+        bool,
+        typer.Option(
+            "--archive", help="The model as one tar file; a broken download goes on where it stood."
+        ),
+    ] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Fetch what a job made: its model as a plain Hugging Face folder, or another artifact."""
+    if archive and which != "model":
+        raise typer.BadParameter("--archive is offered for the model alone")
+    with context.client() as client:
+        handle = client.jobs.get(job)
+        if archive:
+            with _bar(job, quiet=json_output) as moved:
+                path = handle.download_model(output, on_progress=moved)
+        else:
+            path = _download(handle, which, output, quiet=json_output)
+    if json_output:
+        context.print_json({"file" if archive else "folder": str(path.absolute())})
+    else:
+        console.print(f"{path}", highlight=False, markup=False)
+
+
 def _download(job: Job, which: str, folder: Path | None, *, quiet: bool) -> Path:
+    with _bar(which, quiet=quiet) as moved:
+        return job.download(which, folder, on_progress=moved)
+
+
+@contextmanager
+def _bar(title: str, *, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar in a terminal; what is given moves it."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -66,9 +110,9 @@ def _download(job: Job, which: str, folder: Path | None, *, quiet: bool) -> Path
         TransferSpeedColumn(),
     )
     with Progress(*columns, console=console, disable=quiet or not console.is_terminal) as bar:
-        task = bar.add_task(which, total=None)
+        task = bar.add_task(escape(title), total=None)
 
         def moved(path: str, received: int, total: int) -> None:
             bar.update(task, description=escape(path), completed=received, total=total)
 
-        return job.download(which, folder, on_progress=moved)
+        yield moved

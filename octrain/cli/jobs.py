@@ -1,8 +1,8 @@
-"""`octrain ls`, `show`, `logs`, `metrics`, `cancel`"""
+"""`octrain ls`, `show`"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 from typing import Annotated
 
 import typer
@@ -10,8 +10,9 @@ from rich.markup import escape
 
 from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
-from octrain.cli.render import age, duration, number, progress_text, sparkline, status_text, table
-from octrain.client import JobData, LogFilter
+from octrain.cli.options import moment, pairs
+from octrain.cli.render import age, duration, number, progress_text, status_text, table
+from octrain.client import JobData
 
 
 def ls(
@@ -20,26 +21,46 @@ def ls(
         list[str] | None, typer.Option(help="Only with this label, as key=value; may be repeated.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="Only with this name.")] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", "-q", help="Part of the name, or a whole id.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Submitted since then: 6h, 2d, or 2026-01-31T12:00:00Z.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(help="Submitted before then.")] = None,
+    ended_since: Annotated[str | None, typer.Option(help="Ended since then.")] = None,
+    ended_until: Annotated[str | None, typer.Option(help="Ended before then.")] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            help="created_at, ended_at, name, priority or status; a minus before it for "
+            "descending, as --sort=-priority."
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
     json_output: JsonOption = False,
 ) -> None:
     """List jobs, the newest first."""
-    labels = {}
-    for text in label or []:
-        key, separator, value = text.partition("=")
-        if not separator:
-            raise typer.BadParameter(f"--label takes key=value, not {text!r}")
-        labels[key] = value
     with context.client() as client:
-        found = [
-            job.data
-            for job in client.jobs.list(status=status, name=name, labels=labels, limit=limit)
-        ]
+        jobs = client.jobs.list(
+            status=status,
+            name=name,
+            q=query,
+            labels=pairs(label, "--label"),
+            created_after=moment(since, "--since"),
+            created_before=moment(until, "--until"),
+            ended_after=moment(ended_since, "--ended-since"),
+            ended_before=moment(ended_until, "--ended-until"),
+            sort=sort,
+            limit=limit,
+        )
+        found = [job.data for job in jobs]
     if json_output:
         context.print_json(found)
         return
     if not found:
-        console.print("No jobs." if not (status or label or name) else "No such jobs.")
+        narrowed = any((status, label, name, query, since, until, ended_since, ended_until))
+        console.print("No such jobs." if narrowed else "No jobs.")
         return
     rows = table("ID", "NAME", "STATUS", ">STEP", ">LOSS", ">TOKENS/S", ">ETA", ">AGE")
     for job in found:
@@ -61,15 +82,27 @@ def show(
     conversion: Annotated[
         bool, typer.Option("--conversion", help="Also each layer: converted, or why not.")
     ] = False,
+    precision: Annotated[
+        bool, typer.Option("--precision", help="Also the formats and bytes that were measured.")
+    ] = False,
+    spec: Annotated[
+        bool, typer.Option("--spec", help="Only the spec, as JSON that submit takes.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Show one job: state, attempts, newest metrics, what was converted."""
     with context.client() as client:
         handle = client.jobs.get(job)
         rows = handle.conversion() if conversion else []
+        measured = handle.precision() if precision else {}
+    if spec:
+        context.print_json(handle.data.spec)
+        return
     if json_output:
         shown = context.as_json(handle.data)
-        context.print_json({**shown, "conversion": rows} if conversion else shown)
+        shown |= {"conversion": rows} if conversion else {}
+        shown |= {"precision": measured} if precision else {}
+        context.print_json(shown)
         return
     _print_state(handle.data)
     _print_attempts(handle.data)
@@ -91,6 +124,8 @@ def show(
                 *(escape(str(row.get(k) or "-")) for k in ("name", "from", "to", "reason"))
             )
         console.print(layers)
+    if precision:
+        print(json.dumps(measured.get("rows", measured), indent=2))
 
 
 def _print_state(job: JobData) -> None:
@@ -108,6 +143,8 @@ def _print_state(job: JobData) -> None:
         "recipe": escape(" ".join(f"{k}={v}" for k, v in recipe.items() if v is not None)),
         "device": job.device or "",
         "labels": escape(" ".join(f"{k}={v}" for k, v in job.labels.items())),
+        "notes": escape(job.notes),
+        "priority": str(job.priority or ""),
         "owner": escape(job.owner or ""),
         "submitted": f"{age(job.created_at)} ago",
     }
@@ -134,92 +171,3 @@ def _print_attempts(job: JobData) -> None:
             escape(attempt.detail or ""),
         )
     console.print(attempts)
-
-
-def logs(
-    job: JobArgument,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")
-    ] = False,
-    tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=1, help="Begin with the last so many.")
-    ] = None,
-    level: Annotated[
-        list[str] | None,
-        typer.Option(help="Only these: debug, info, warning, error, critical; may be repeated."),
-    ] = None,
-    grep: Annotated[
-        str | None, typer.Option(help="Only lines with this text, in any case.")
-    ] = None,
-    attempt: Annotated[int | None, typer.Option(min=1, help="Only of this attempt.")] = None,
-    rank: Annotated[int | None, typer.Option(min=0, help="Only of this rank.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Save the log so far as this file.")
-    ] = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Print what the trainer said (with --json: one JSON object a line)."""
-    wanted = LogFilter(levels=level or (), text=grep, attempt=attempt, rank=rank)
-    if output is not None and (follow or tail is not None or json_output):
-        raise typer.BadParameter("--output saves the whole log: without --follow, --tail, --json")
-    with context.client() as client:
-        handle = client.jobs.get(job)
-        if output is not None:
-            console.print(f"Saved {escape(str(handle.save_log(output, wanted)))}", highlight=False)
-            return
-        if follow:
-            lines = handle.follow_logs(tail=tail, wanted=wanted)
-        else:
-            lines = handle.logs(tail=tail, wanted=wanted)
-        for line in lines:
-            print(line.model_dump_json() if json_output else line.text, flush=follow)
-
-
-def metrics(
-    job: JobArgument,
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Metrics such as train/loss; all without.")
-    ] = None,
-    max_points: Annotated[
-        int | None, typer.Option(min=2, help="At most so many points of each.")
-    ] = None,
-    json_output: JsonOption = False,
-) -> None:
-    """Show metrics and their curves."""
-    with context.client() as client:
-        series = client.jobs.get(job).metrics(*(names or []), max_points=max_points)
-    if json_output:
-        context.print_json(series)
-        return
-    if not series:
-        console.print("No such metrics yet." if names else "No metrics yet.")
-        return
-    rows = table("METRIC", ">ATTEMPT", ">POINTS", ">FIRST", ">LAST", ">LEAST", "CURVE")
-    for one in series:
-        values = one.values
-        rows.add_row(
-            escape(one.name),
-            str(one.attempt or "-"),
-            str(len(values)),
-            number(values[0]) if values else "-",
-            number(values[-1]) if values else "-",
-            number(min(values)) if values else "-",
-            sparkline(values),
-        )
-    console.print(rows)
-
-
-def cancel(
-    job: JobArgument,
-    wait: Annotated[bool, typer.Option("--wait", help="Return when it has ended.")] = False,
-    json_output: JsonOption = False,
-) -> None:
-    """Cancel a job; it keeps its checkpoints. A job that has ended stays as it is."""
-    with context.client() as client:
-        handle = client.jobs.get(job).cancel()
-        if wait:
-            handle.wait()
-    if json_output:
-        context.print_json(handle.data)
-    else:
-        console.print(f"{handle.id} {status_text(handle.data)}", highlight=False)

@@ -1,4 +1,4 @@
-"""`octrain up`, `migrate`, `nodes`"""
+"""`octrain up`, `migrate`"""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from octrain.cli import context
-from octrain.cli.context import JsonOption, console
-from octrain.cli.render import size, table
+from octrain.cli.context import console
+from octrain.cli.render import table
 from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
 from octrain.local.state import default_data_dir
@@ -129,29 +128,3 @@ def migrate() -> None:
             "The local stack's own is migrated by `octrain up`."
         )
     raise typer.Exit(subprocess.run(module("octrain_api", "migrate")).returncode)
-
-
-def nodes(json_output: JsonOption = False) -> None:
-    """List the machines that run jobs, and which precision engines work on them."""
-    with context.client() as client:
-        found = client.nodes()
-    if json_output:
-        context.print_json(found)
-        return
-    if not found:
-        console.print("No node has registered yet.")
-        return
-    rows = table("NAME", "STATE", "HOST", ">CPU SLOTS", "GPUS", "ENGINES")
-    for node in found:
-        gpus = [f"{g.get('name')} {size(g.get('memory_bytes'))}" for g in node.gpus]
-        engines = [name for name in sorted(node.engines) if node.engine_works(name)]
-        state = "live" if node.live else "unreachable"
-        rows.add_row(
-            escape(node.name),
-            "draining" if node.live and node.wanted == "drain" else state,
-            escape(node.hostname or "-"),
-            f"{node.cpu_slots_used}/{node.cpu_slots}",
-            escape(", ".join(gpus) or "-"),
-            ", ".join(engines) or "-",
-        )
-    console.print(rows)

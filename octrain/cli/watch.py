@@ -1,18 +1,25 @@
-"""A job's progress as it happens: a bar in a terminal, a line now and then elsewhere."""
+"""`octrain watch`, `wait`: bars in a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from octrain.cli import context
+from octrain.cli.context import JsonOption
+from octrain.cli.exits import Exit
+from octrain.cli.options import JobsArgument, span
 from octrain.cli.render import duration, number
-from octrain.client import Job, StreamEvent
+from octrain.client import AsyncClient, AsyncJob, Job, StreamEvent
 
 _LINE_SECONDS = 5.0
 
@@ -56,6 +63,19 @@ class JobBars:
         self._show(title, task, view, last=True)
         return job
 
+    async def watch_async(self, job: AsyncJob) -> AsyncJob:
+        """The same beside others in one event loop."""
+        title = escape(job.data.name or job.id)
+        task = self._progress.add_task(title, total=None, state=job.status, steps="?")
+        view = _View(job, lambda view: self._show(title, task, view))
+        view.show()
+        async for event in job.stream():
+            view.take(event)
+        await job.refresh()
+        view.status = job.status
+        self._show(title, task, view, last=True)
+        return job
+
     def _show(self, title: str, task: TaskID, view: _View, *, last: bool = False) -> None:
         self._progress.update(
             task,
@@ -77,7 +97,7 @@ class JobBars:
 class _View:
     """What is known of one job, from its events."""
 
-    def __init__(self, job: Job, show: Callable[[_View], None]) -> None:
+    def __init__(self, job: Job | AsyncJob, show: Callable[[_View], None]) -> None:
         self.status = job.status
         self.step = job.data.progress.step
         self.total = job.data.progress.total_steps
@@ -89,8 +109,14 @@ class _View:
 
     def follow(self, events: Iterable[StreamEvent]) -> None:
         for event in events:
-            self._take(event.type, event.data)
-            self._show(self)
+            self.take(event)
+
+    def show(self) -> None:
+        self._show(self)
+
+    def take(self, event: StreamEvent) -> None:
+        self._take(event.type, event.data)
+        self._show(self)
 
     def _take(self, kind: str, data: dict[str, Any]) -> None:
         if kind == "status":
@@ -118,3 +144,54 @@ class _View:
         if self.eta is not None and self.status == "running":
             parts.append(f"{duration(self.eta)} left")
         return ", ".join(parts)
+
+
+def watch(jobs: JobsArgument, json_output: JsonOption = False) -> None:
+    """Follow jobs to their end: loss, tokens/s, time left; status 6 unless all succeed.
+
+    With --json: each event as one JSON object a line. Ctrl-C leaves the jobs as they are.
+    """
+    ended = asyncio.run(_watch_all(list(dict.fromkeys(jobs)), json_output))
+    if any(job.status != "succeeded" for job in ended):
+        raise typer.Exit(Exit.JOB_NOT_SUCCEEDED)
+
+
+def wait(
+    jobs: JobsArgument,
+    timeout: Annotated[
+        str | None, typer.Option(help="Give up after this time, as 90s or 6h; status 9.")
+    ] = None,
+    json_output: JsonOption = False,
+) -> None:
+    """Return when jobs have ended; status 6 unless all succeeded."""
+    limit = None if timeout is None else span(timeout, "--timeout").total_seconds()
+    deadline = None if limit is None else time.monotonic() + limit
+    ended = []
+    with context.client() as client:
+        for job_id in jobs:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            job = client.jobs.get(job_id).wait(left)
+            ended.append(job.data)
+            if not json_output:
+                context.console.print(f"{job.id} {job.status}", highlight=False)
+    if json_output:
+        context.print_json(ended[0] if len(ended) == 1 else ended)
+    if any(job.status != "succeeded" for job in ended):
+        raise typer.Exit(Exit.JOB_NOT_SUCCEEDED)
+
+
+async def _watch_all(ids: list[str], json_output: bool) -> list[AsyncJob]:
+    async with AsyncClient(context.url) as client:
+        found = [await client.jobs.get(job_id) for job_id in ids]
+        if json_output:
+            await asyncio.gather(*map(_print_events, found))
+            return found
+        with JobBars(context.console) as bars:
+            return list(await asyncio.gather(*map(bars.watch_async, found)))
+
+
+async def _print_events(job: AsyncJob) -> None:
+    async for event in job.stream():
+        told = {"job_id": job.id, "id": event.id, "type": event.type, "data": event.data}
+        print(json.dumps(told), flush=True)
+    await job.refresh()

@@ -10,7 +10,8 @@ job.download("model", "my-model")
 
 from __future__ import annotations
 
-from octrain.client.async_jobs import AsyncJob, AsyncJobs
+from octrain.client.async_job import AsyncJob
+from octrain.client.async_jobs import AsyncJobs
 from octrain.client.clients import AsyncClient, Client
 from octrain.client.connection import Connection, find_connection
 from octrain.client.datasets import DataProblem, Dataset, DatasetInvalid
@@ -40,28 +41,33 @@ from octrain.client.frames import Metrics
 from octrain.client.jobs import Job, Jobs
 from octrain.client.logs import LogFilter
 from octrain.client.models import (
-    ApiKey,
     Artifact,
     ArtifactFile,
     Attempt,
-    AuditEntry,
     CancelResult,
-    Delivery,
-    EnrolmentToken,
     JobData,
     JobEvent,
     LogLine,
     MetricValue,
-    NewApiKey,
-    NewWebhook,
     Node,
     NodeSample,
     Problem,
     Progress,
-    Recipe,
     Series,
     StreamEvent,
     ValidationReport,
+)
+from octrain.client.records import (
+    ApiKey,
+    AuditEntry,
+    Delivery,
+    EnrolmentToken,
+    NewApiKey,
+    NewWebhook,
+    OwnersQuotas,
+    Quotas,
+    Recipe,
+    Usage,
     Webhook,
 )
 
@@ -105,9 +111,11 @@ __all__ = [
     "NotAuthenticated",
     "NotFound",
     "OctrainError",
+    "OwnersQuotas",
     "Problem",
     "Progress",
     "QuotaExceeded",
+    "Quotas",
     "RateLimited",
     "Recipe",
     "ScopeMissing",
@@ -117,6 +125,7 @@ __all__ = [
     "SpecInvalid",
     "StreamEvent",
     "TooLarge",
+    "Usage",
     "ValidationReport",
     "WaitTimeout",
     "Webhook",

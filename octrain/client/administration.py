@@ -9,14 +9,19 @@ from typing import Any
 from urllib.parse import quote
 
 from octrain.client.models import (
-    ApiKey,
-    AuditEntry,
-    EnrolmentToken,
-    NewApiKey,
     Node,
     NodeSample,
 )
 from octrain.client.pages import each, items_of
+from octrain.client.records import (
+    ApiKey,
+    AuditEntry,
+    EnrolmentToken,
+    NewApiKey,
+    OwnersQuotas,
+    Quotas,
+    Usage,
+)
 from octrain.client.session import Session
 
 
@@ -135,10 +140,33 @@ class AsyncOperations:
         answer = await self._session.request("POST", "/nodes/tokens", json=body)
         return EnrolmentToken.model_validate(answer)
 
-    async def usage(self, owner: str | None = None) -> dict[str, Any]:
+    async def usage(self, owner: str | None = None) -> Usage:
         """What the owner of this key (or, for administrators, another) uses, and may use."""
-        answer = await self._session.request("GET", "/usage", params={"owner": owner})
-        return dict(answer)
+        path = "/usage" if owner is None else f"/usage/{quote(owner, safe='')}"
+        return Usage.model_validate(await self._session.request("GET", path))
+
+    async def quotas(self) -> OwnersQuotas:
+        """The default quotas, and those of owners who have others (for administrators)."""
+        return OwnersQuotas.model_validate(await self._session.request("GET", "/quotas"))
+
+    async def set_quotas(
+        self,
+        owner: str,
+        *,
+        queued: int | None = None,
+        running: int | None = None,
+        gpu_hours: float | None = None,
+    ) -> Quotas:
+        """Give an owner quotas in place of the default; None is no limit."""
+        body = {"queued": queued, "running": running, "gpu_hours": gpu_hours}
+        path = f"/quotas/{quote(owner, safe='')}"
+        answer = await self._session.request("PUT", path, json=body, repeatable=True)
+        return Quotas.model_validate(answer)
+
+    async def reset_quotas(self, owner: str) -> Quotas:
+        """Give an owner the default quotas again, which are returned."""
+        path = f"/quotas/{quote(owner, safe='')}"
+        return Quotas.model_validate(await self._session.request("DELETE", path))
 
     async def audit(
         self,

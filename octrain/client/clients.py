@@ -62,6 +62,9 @@ class AsyncClient:
         self.release_node = operations.release_node
         self.create_enrolment_token = operations.create_enrolment_token
         self.usage = operations.usage
+        self.quotas = operations.quotas
+        self.set_quotas = operations.set_quotas
+        self.reset_quotas = operations.reset_quotas
         self.audit = operations.audit
 
     @property
@@ -129,6 +132,9 @@ class Client:
     release_node = waiting(AsyncOperations.release_node)
     create_enrolment_token = waiting(AsyncOperations.create_enrolment_token)
     usage = waiting(AsyncOperations.usage)
+    quotas = waiting(AsyncOperations.quotas)
+    set_quotas = waiting(AsyncOperations.set_quotas)
+    reset_quotas = waiting(AsyncOperations.reset_quotas)
     audit = iterating(AsyncOperations.audit)
 
     @property

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import httpx
 
-from octrain.client.errors import OctrainError
+from octrain.client.errors import OctrainError, ServerUnreachable
 from octrain.local.state import StackState, default_data_dir
 
 
@@ -36,15 +36,21 @@ def find_connection(
     origin = "the argument" if url else "OCTRAIN_API_URL" if given else "the local stack"
     settled = (given or state.api.url).rstrip("/")
     if not settled:
-        raise OctrainError(
+        raise ServerUnreachable(
             "No server is known. Start one here with `octrain up`, or name one with "
             "OCTRAIN_API_URL and OCTRAIN_API_KEY."
         )
     if not settled.startswith(("http://", "https://")):
         raise OctrainError(f"The server's URL must begin with http:// or https://, not {settled!r}")
+    try:
+        httpx.URL(settled)
+    except httpx.InvalidURL as error:
+        raise OctrainError(f"The server's URL {settled!r} is not valid: {error}") from None
     settled_key = key or os.environ.get("OCTRAIN_API_KEY") or ""
     if not settled_key and settled == state.api.url:
         settled_key = state.api.key
+    if not (settled_key.isascii() and settled_key.isprintable()) or " " in settled_key:
+        raise OctrainError("The API key holds characters that no key has: was it copied whole?")
     return Connection(settled, settled_key, origin)
 
 

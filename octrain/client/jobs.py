@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
-from octrain.client.async_jobs import AsyncJob, AsyncJobs
+from octrain.client.async_job import AsyncJob
+from octrain.client.async_jobs import AsyncJobs
 from octrain.client.blocking import iterating, waiting
 from octrain.client.errors import OctrainError
 from octrain.client.http import drive, iterate
@@ -113,5 +114,6 @@ class Jobs:
     validate = waiting(AsyncJobs.validate)
     get = _giving_job(AsyncJobs.get)
     cancel = _giving_job(AsyncJobs.cancel)
+    events = iterating(AsyncJobs.events)
     cancel_many = waiting(AsyncJobs.cancel_many)
     list = _giving_jobs(AsyncJobs.list)

@@ -8,8 +8,13 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from octrain.client.models import Delivery, NewWebhook, Recipe, Webhook
 from octrain.client.pages import each, items_of
+from octrain.client.records import (
+    Delivery,
+    NewWebhook,
+    Recipe,
+    Webhook,
+)
 from octrain.client.session import Session
 
 

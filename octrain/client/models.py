@@ -24,11 +24,13 @@ def _number(value: Any) -> float:
 Number = Annotated[float, BeforeValidator(_number)]
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
+    """What all answers share."""
+
     model_config = ConfigDict(extra="allow", frozen=True, ser_json_inf_nan="strings")
 
 
-class Problem(_Answer):
+class Problem(Answer):
     """One thing that is wrong in a request, with its place."""
 
     pointer: str = ""
@@ -44,7 +46,7 @@ class Problem(_Answer):
         return text
 
 
-class Progress(_Answer):
+class Progress(Answer):
     """How far a job is; ``eta_seconds`` is the trainer's own estimate."""
 
     step: int = 0
@@ -53,7 +55,7 @@ class Progress(_Answer):
     eta_seconds: float | None = None
 
 
-class Attempt(_Answer):
+class Attempt(Answer):
     """One run of a job on one node."""
 
     id: str
@@ -67,7 +69,7 @@ class Attempt(_Answer):
     detail: str | None = None
 
 
-class JobData(_Answer):
+class JobData(Answer):
     """A job as the server last told it."""
 
     id: str
@@ -98,7 +100,7 @@ class JobData(_Answer):
     links: dict[str, str] = Field(default_factory=dict)
 
 
-class Series(_Answer):
+class Series(Answer):
     """One metric of one attempt, as ``(step, value)`` pairs in the order of the steps.
 
     ``buckets`` has columns instead (``first_step``, ``min``, ``max``, ``mean``, ``last``, ...), of
@@ -132,7 +134,7 @@ class Series(_Answer):
         return series_to_numpy(self)
 
 
-class MetricValue(_Answer):
+class MetricValue(Answer):
     """The newest value of one metric."""
 
     name: str
@@ -143,7 +145,7 @@ class MetricValue(_Answer):
     points: int = 0
 
 
-class LogLine(_Answer):
+class LogLine(Answer):
     """One line that the trainer printed; ``time`` as the server gives it."""
 
     seq: int
@@ -155,7 +157,7 @@ class LogLine(_Answer):
     text: str
 
 
-class ArtifactFile(_Answer):
+class ArtifactFile(Answer):
     """One file of an artifact; ``size`` in bytes."""
 
     path: str
@@ -163,7 +165,7 @@ class ArtifactFile(_Answer):
     sha256: str
 
 
-class Artifact(_Answer):
+class Artifact(Answer):
     """Something a job made: a checkpoint, the model, a report."""
 
     id: str
@@ -178,7 +180,7 @@ class Artifact(_Answer):
     files: list[ArtifactFile] = Field(default_factory=list)
 
 
-class Node(_Answer):
+class Node(Answer):
     """A machine that runs jobs."""
 
     id: str
@@ -202,7 +204,7 @@ class Node(_Answer):
         return bool(self.engines.get(name, {}).get("ok"))
 
 
-class NodeSample(_Answer):
+class NodeSample(Answer):
     """What a node did at a time: shares from 0 to 1, bytes, watts, degrees Celsius."""
 
     time: datetime
@@ -210,15 +212,19 @@ class NodeSample(_Answer):
     gpus: list[dict[str, Any]] = Field(default_factory=list)
 
 
-class JobEvent(_Answer):
+class JobEvent(Answer):
     """One entry of a job's history."""
 
     seq: int
-    time: Any = None
+    time: datetime | None = None
     kind: str = ""
+    actor: str | None = None
+    message: str = ""
+    attempt: int | None = None
+    data: dict[str, Any] = Field(default_factory=dict)
 
 
-class NodeFit(_Answer):
+class NodeFit(Answer):
     """Whether a node could run a job, and if not why."""
 
     node: str
@@ -228,7 +234,7 @@ class NodeFit(_Answer):
     free: bool = False
 
 
-class Advice(_Answer):
+class Advice(Answer):
     """Something that is allowed, and probably not what was meant."""
 
     code: str = ""
@@ -236,7 +242,7 @@ class Advice(_Answer):
     pointer: str | None = None
 
 
-class TimeEstimate(_Answer):
+class TimeEstimate(Answer):
     """How long a training takes, by what jobs like it did."""
 
     tokens_per_second: float
@@ -245,7 +251,7 @@ class TimeEstimate(_Answer):
     device: str | None = None
 
 
-class ValidationReport(_Answer):
+class ValidationReport(Answer):
     """All that can be known of a job before it is submitted; ``spec`` has every default."""
 
     valid: bool
@@ -260,7 +266,7 @@ class ValidationReport(_Answer):
     time: TimeEstimate | None = None
 
 
-class CancelResult(_Answer):
+class CancelResult(Answer):
     """What became of one job of a bulk cancel; ``problem`` where it could not be cancelled."""
 
     job_id: str
@@ -268,108 +274,7 @@ class CancelResult(_Answer):
     problem: str | None = None
 
 
-class Recipe(_Answer):
-    """A named recipe in one version; ``fragment`` is the parts of a spec that it stands for."""
-
-    name: str
-    version: int = 1
-    preset: bool = False
-    owner: str | None = None
-    title: str | None = None
-    description: str = ""
-    needs: str | None = None
-    fragment: dict[str, Any] = Field(default_factory=dict)
-    created_at: datetime | None = None
-
-
-class ApiKey(_Answer):
-    """An API key without its secret."""
-
-    id: str
-    name: str = ""
-    owner: str = ""
-    scopes: list[str] = Field(default_factory=list)
-    node: str | None = None
-    created_at: datetime | None = None
-    expires_at: datetime | None = None
-    revoked_at: datetime | None = None
-    last_used_at: datetime | None = None
-    previous_until: datetime | None = None
-
-
-class NewApiKey(ApiKey):
-    """A key with its secret, which the server never tells again (and ``repr`` leaves out)."""
-
-    key: str = Field(repr=False)
-
-
-class EnrolmentToken(_Answer):
-    """A one-time token with which a machine gets the key of its node; ``token`` is told once."""
-
-    id: str
-    owner: str = ""
-    node: str | None = None
-    expires_at: datetime | None = None
-    used_at: datetime | None = None
-    key_id: str | None = None
-    token: str | None = Field(default=None, repr=False)
-
-
-class Webhook(_Answer):
-    """An endpoint that is told of events of one's own jobs."""
-
-    id: str
-    url: str
-    description: str = ""
-    events: list[str] = Field(default_factory=list)
-    labels: dict[str, str] = Field(default_factory=dict)
-    active: bool = True
-    created_at: datetime | None = None
-    last_success_at: datetime | None = None
-    failing_since: datetime | None = None
-    failures: int = 0
-    disabled_at: datetime | None = None
-    disabled_reason: str | None = None
-
-
-class NewWebhook(Webhook):
-    """A webhook with the secret that verifies its calls, told only now."""
-
-    secret: str = Field(repr=False)
-
-
-class Delivery(_Answer):
-    """A message for a webhook, and what came of it."""
-
-    id: str
-    webhook_id: str = ""
-    message_id: str = ""
-    type: str = ""
-    job_id: str | None = None
-    status: str = ""
-    detail: str | None = None
-    created_at: datetime | None = None
-    next_attempt_at: datetime | None = None
-    attempt_count: int = 0
-    attempts: list[dict[str, Any]] = Field(default_factory=list)
-
-
-class AuditEntry(_Answer):
-    """One change, or the refusal of one."""
-
-    id: int
-    time: datetime
-    key_id: str = ""
-    owner: str = ""
-    address: str | None = None
-    method: str = ""
-    route: str = ""
-    target: str | None = None
-    status: int = 0
-    outcome: str = ""
-
-
-class StreamEvent(_Answer):
+class StreamEvent(Answer):
     """One event of a stream. ``type`` is status, event, progress, metrics, log, or end; ``gap``
     tells that metrics were left out, ``reset`` that more was: read the job anew.
 

@@ -36,18 +36,18 @@ def octrain(tmp_path: Path) -> Run:
 
 def test_no_server_known_and_no_server_answering(octrain: Run) -> None:
     unknown = octrain("ls")
-    assert unknown.returncode == 3
+    assert unknown.returncode == 5
     assert unknown.stderr.count("\n") == 1
     assert "octrain up" in unknown.stderr
     silent = octrain("nodes", url="http://127.0.0.1:1")
-    assert silent.returncode == 3
+    assert silent.returncode == 5
     assert silent.stderr.startswith("octrain: No server answers at http://127.0.0.1:1.")
     assert silent.stderr.count("\n") == 1
 
 
 def test_a_refusal_has_its_own_status_and_no_traceback(octrain: Run, server: Any) -> None:
     answer = octrain("show", "job_9", url=server.url)
-    assert (answer.returncode, answer.stdout) == (4, "")
+    assert (answer.returncode, answer.stdout) == (3, "")
     assert answer.stderr == "octrain: There is no such job.\n"
 
 
@@ -79,12 +79,12 @@ def test_submit_waits_and_tells_by_its_status(
     )
     spec = {"model": {"source": "path", "path": "m"}}
     answer = octrain("submit", "-", "--wait", url=server.url, stdin=json.dumps(spec))
-    assert answer.returncode == 5
+    assert answer.returncode == 6
     assert "job_1" in answer.stdout
     assert "Loss is NaN." in answer.stdout
     assert server.requests[0].body == spec
     answer = octrain("submit", "-", "--wait", "--json", url=server.url, stdin=json.dumps(spec))
-    assert answer.returncode == 5
+    assert answer.returncode == 6
     assert json.loads(answer.stdout)["reason"] == "diverged"
 
 
