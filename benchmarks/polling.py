@@ -62,15 +62,14 @@ def main() -> None:
             connection.execute(_JOBS, {"jobs": arguments.jobs})
             connection.execute("ANALYZE")
         environment = _environment(url, servers.redis_url, folder)
-        key = json.loads(
-            subprocess.run(
-                [sys.executable, "-m", "octrain_api", "create-key", "--name", "b"]
-                + ["--owner", "o", "--scopes", "jobs:read"],
-                env=environment,
-                capture_output=True,
-                check=True,
-            ).stdout
-        )["key"]
+        make_key = [sys.executable, "-m", "octrain_api", "create-key", "--name", "b"]
+        made = subprocess.run(
+            [*make_key, "--owner", "o", "--scopes", "jobs:read"],
+            env=environment,
+            capture_output=True,
+            check=True,
+        )
+        key = json.loads(made.stdout)["key"]
         _measure(arguments, environment, key)
 
 
