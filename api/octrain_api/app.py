@@ -36,8 +36,10 @@ from octrain_api.nodes.endpoints import router as nodes
 from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.observability.measures import Measures
 from octrain_api.observability.middleware import RequestObserver
+from octrain_api.observability.scrape import Scrape
 from octrain_api.plans.endpoints import router as plans
 from octrain_api.rate_limits.limiter import RateLimiter
+from octrain_api.readiness import Readiness
 from octrain_api.recipes.endpoints import router as recipes
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
@@ -54,14 +56,23 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     listener = JobListener(database, settings.http.stream_poll)
     principals, tags = Principals(database, listener), JobTags(listener)
     measures, last_use = Measures(), LastUse(database, settings.keys.last_use_interval)
+    live = Streams(database, listener, settings.http)
     context = Context(
         measures=measures,
+        readiness=Readiness(database, settings),
+        scrape=Scrape(
+            database,
+            measures,
+            heartbeat_ttl=settings.controller.heartbeat_ttl,
+            silence_allowed=settings.controller.downtime_tolerance,
+            streams=lambda: live.open_streams,
+        ),
         settings=settings,
         database=database,
         listener=listener,
         principals=principals,
         jobs=JobReader(database, listener, tags),
-        streams=Streams(database, listener, settings.http),
+        streams=live,
     )
 
     @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ __all__ = [
     "Writer",
     "hash_key",
     "new_key",
+    "optional_principal",
     "require",
 ]
 
@@ -54,6 +55,12 @@ async def _principal(
         )
     assert isinstance(principal, Principal)
     return principal
+
+
+async def optional_principal(request: Request) -> Principal | None:
+    """Who asks, or None without a valid key: for routes that may be open."""
+    principal = getattr(request.state, "principal", None)
+    return principal if isinstance(principal, Principal) else None
 
 
 def require(scope: Scope) -> Callable[[Principal], Awaitable[Principal]]:

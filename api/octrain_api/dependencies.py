@@ -13,6 +13,8 @@ from octrain_api.jobs.reading import JobReader
 from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.observability.measures import Measures
+from octrain_api.observability.scrape import Scrape
+from octrain_api.readiness import Readiness
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
 
@@ -25,6 +27,8 @@ class Context:
     database: Database
     listener: JobListener
     measures: Measures
+    readiness: Readiness
+    scrape: Scrape
     principals: Principals
     jobs: JobReader
     streams: Streams

@@ -45,6 +45,8 @@ class BrokerSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="OCTRAIN_BROKER_", populate_by_name=True)
 
     url: str = Field(default="redis://127.0.0.1:6379/0", validation_alias="REDIS_URL", repr=False)
+    # With rediss://: a PEM file of certificate authorities to trust in place of the system's.
+    ca_file: str | None = None
     connect_timeout: float = Field(default=3.0, gt=0)
 
 
@@ -137,6 +139,14 @@ class QuotaSettings(BaseSettings):
     gpu_hours: float | None = Field(default=None, ge=0)
     # GPU-hours of so many days, today included.
     window_days: int = Field(default=30, ge=1, le=366)
+
+
+class PrometheusSettings(BaseSettings):
+    """Who may read `/metrics`."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_PROMETHEUS_")
+
+    access: Literal["admin", "open"] = "admin"
 
 
 class LogSettings(BaseSettings):
@@ -272,6 +282,7 @@ class Settings(BaseSettings):
     keys: KeySettings = Field(default_factory=KeySettings)
     rate_limits: RateLimitSettings = Field(default_factory=RateLimitSettings)
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)
+    prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)
     logs: LogSettings = Field(default_factory=LogSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)

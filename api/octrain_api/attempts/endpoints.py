@@ -60,7 +60,10 @@ async def send_telemetry(
     The answer says what is wanted, as that of a heartbeat does, but renews no lease.
     """
     service = AttemptService(session, context.settings, principal.node)
-    return await service.telemetry(attempt_id, batch)
+    answer = await service.telemetry(attempt_id, batch)
+    context.measures.telemetry_batches.inc()
+    context.measures.telemetry_records.inc(batch.count)
+    return answer
 
 
 @router.post("/{attempt_id}/artifacts")

@@ -13,6 +13,7 @@ from kombu.exceptions import KombuError, OperationalError
 from redis.exceptions import RedisError
 
 from octrain_api.attempts.repository import AttemptRepository
+from octrain_api.broker import celery_tls
 from octrain_api.controller.repository import ControllerRepository
 from octrain_api.database import Database
 from octrain_api.jobs import transitions
@@ -42,6 +43,7 @@ class CelerySender:
     def __init__(self, settings: BrokerSettings) -> None:
         self._app = Celery("octrain", broker=settings.url)
         self._app.conf.update(
+            broker_use_ssl=celery_tls(settings) or None,
             task_ignore_result=True,
             task_serializer="json",
             accept_content=["json"],

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.controller import preemption
+from octrain_api.controller.figures import Figures
 from octrain_api.controller.placement import Need
 from octrain_api.controller.plan import (
     DRAINED,
@@ -68,6 +69,7 @@ class Scheduler:
         self._settings = settings
         self._quotas = quotas if quotas is not None else QuotaSettings()
         self._registry = Registry()
+        self._figures = Figures()
         self._held: dict[str, str] = {}
         # What was last said of each need, and when by this process's clock.
         self._said: dict[str, str] | None = None
@@ -121,6 +123,9 @@ class Scheduler:
                     placed = await place_many(session, decisions.choices)
                 if self._is_news(texts):
                     await self._say(session, texts)
+        waited = {job.id: job.waited for job in heads}
+        self._figures.placed(len(placed), [waited[p.job_id] for p in placed if p.number == 1])
+        await self._figures.write(self._database)
         for each in placed:
             log.info("placed %s attempt %d on %s", each.job_id, each.number, each.choice.node.name)
         if self._settings.preemption == "pause" and decisions.blocked and not decisions.full:
