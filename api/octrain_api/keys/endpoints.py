@@ -13,7 +13,7 @@ from octrain_api.keys.schemas import (
     KeyObject,
     KeyRequest,
     NewKeyObject,
-    RotateRequest,
+    KeyRotation,
 )
 from octrain_api.keys.service import KeyService
 
@@ -71,11 +71,11 @@ async def rotate_key(
     response: Response,
     session: SessionDep,
     principal: Admin,
-    body: RotateRequest | None = None,
+    body: KeyRotation | None = None,
 ) -> NewKeyObject:
     """Give the key a new secret, shown here once; the present one serves through the grace."""
     response.headers["Cache-Control"] = "no-store"
-    grace = (body or RotateRequest()).grace_seconds
+    grace = (body or KeyRotation()).grace_seconds
     return await KeyService(session).rotate(key_id, grace)
 
 

@@ -58,7 +58,7 @@ class KeyChange(BaseModel):
     expires_at: AwareDatetime | None = Field(default=None, description="null: never")
 
 
-class RotateRequest(BaseModel):
+class KeyRotation(BaseModel):
     """How long the present key serves beside the new one."""
 
     model_config = ConfigDict(

@@ -13,7 +13,7 @@ from octrain_api.webhooks.schemas import (
     NewWebhookObject,
     RedeliverRequest,
     Requeued,
-    RotateRequest,
+    SecretRotation,
     WebhookChanges,
     WebhookList,
     WebhookObject,
@@ -69,10 +69,10 @@ async def delete_webhook(webhook_id: str, service: Service) -> None:
 
 @router.post("/{webhook_id}/rotate")
 async def rotate_webhook_secret(
-    webhook_id: str, service: Service, body: RotateRequest | None = None
+    webhook_id: str, service: Service, body: SecretRotation | None = None
 ) -> NewWebhookObject:
     """Make a new secret; deliveries carry signatures of both until the former one ends."""
-    return await service.rotate(webhook_id, (body or RotateRequest()).keep_seconds)
+    return await service.rotate(webhook_id, (body or SecretRotation()).keep_seconds)
 
 
 @router.post("/{webhook_id}/test", status_code=202)

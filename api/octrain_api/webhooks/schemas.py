@@ -75,7 +75,7 @@ class WebhookChanges(BaseModel):
     )
 
 
-class RotateRequest(BaseModel):
+class SecretRotation(BaseModel):
     """How long the former secret goes on signing beside the new one."""
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
