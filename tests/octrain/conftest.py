@@ -1,9 +1,13 @@
-"""A small scripted HTTP server: the client's side of the wire, byte for byte."""
+"""A small scripted HTTP server (the client's side of the wire, byte for byte), and the real one."""
 
 from __future__ import annotations
 
+import copy
+import io
 import json
+import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,6 +15,17 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+
+from octrain_api.jobs.schemas import EXAMPLE_SPEC
+from octrain_api.migrate import migrate
+from octrain_api.settings import (
+    BrokerSettings,
+    DatabaseSettings,
+    HttpSettings,
+    Settings,
+    StorageSettings,
+)
+from tests.octrain.service import LiveServer, Node
 
 
 @dataclass
@@ -141,3 +156,84 @@ def job_object() -> Callable[..., dict[str, Any]]:
         }
 
     return build
+
+
+@dataclass
+class Ended:
+    """What a command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+    def json(self) -> Any:
+        assert self.stdout, self.stderr
+        return json.loads(self.stdout)
+
+
+Command = Callable[..., Ended]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """`octrain` in this process, with the exit status that a shell would see."""
+    from octrain.cli import main
+
+    def run(*arguments: str, url: str = "", key: str = "k", stdin: str = "") -> Ended:
+        monkeypatch.setattr(sys, "argv", ["octrain", *arguments])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        monkeypatch.setenv("COLUMNS", "200")
+        monkeypatch.setenv("OCTRAIN_API_KEY", key)
+        if url:
+            monkeypatch.setenv("OCTRAIN_API_URL", url)
+        capsys.readouterr()
+        try:
+            main()
+            status: Any = 0
+        except SystemExit as ended:
+            status = ended.code or 0
+        output = capsys.readouterr()
+        return Ended(int(status), output.out, output.err)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def live(
+    postgres_url: str, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveServer]:
+    """The real application at a real socket, over a database with the schema."""
+    folder = tmp_path_factory.mktemp("live")
+    (folder / "shared").mkdir()
+    settings = Settings(
+        database=DatabaseSettings(url=postgres_url, pool_size=5),
+        broker=BrokerSettings(url=redis_url),
+        storage=StorageSettings(
+            artifact_url=(folder / "artifacts").as_uri(), roots_text=str(folder / "shared")
+        ),
+        http=HttpSettings(stream_keep_alive=0.5, stream_poll=0.2),
+    )
+    migrate(settings.database)
+    server = LiveServer(settings)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def node(live: LiveServer) -> Iterator[Node]:
+    """A node of the live server that does what tests tell it."""
+    made = Node(live, "node-a")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def owner_key(live: LiveServer) -> str:
+    """A key of an owner whom only this test has."""
+    return live.key(f"owner-{uuid.uuid4().hex[:8]}", "jobs:read", "jobs:write")
+
+
+@pytest.fixture
+def spec() -> dict[str, Any]:
+    """A small spec that any CPU node can run."""
+    return copy.deepcopy(EXAMPLE_SPEC)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,22 @@ from typing import Any
 import pytest
 
 import octrain
-from octrain.client import JobFailed, LogFilter, OctrainError, ServerUnreachable, WaitTimeout
+from octrain.client import (
+    Conflict,
+    JobData,
+    JobFailed,
+    LogFilter,
+    Metrics,
+    MissingExtra,
+    NotFound,
+    OctrainError,
+    RateLimited,
+    Series,
+    ServerError,
+    ServerUnreachable,
+    WaitTimeout,
+)
+from octrain.client.curves import job_html
 from octrain.local.state import ApiState, StackState
 
 JobObject = Callable[..., dict[str, Any]]
@@ -75,6 +91,83 @@ def test_a_busy_server_is_asked_again_with_the_same_idempotency_key(
     assert client.jobs.create({}).id == "job_1"
     keys = {request.headers["idempotency-key"] for request in server.requests}
     assert (len(server.requests), len(keys)) == (2, 1)
+
+
+def test_what_was_refused_for_its_rate_is_sent_again(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    limited = {"type": "/problems/rate-limited", "status": 429, "detail": "Slower."}
+    answers = iter([reply(limited, 429, {"Retry-After": "0"}), reply(job_object())])
+    server.routes["POST /v1/jobs/job_1/cancel"] = lambda r: next(answers)
+    assert client.jobs.cancel("job_1").id == "job_1"
+    server.routes["GET /v1/nodes"] = lambda r: reply(limited, 429, {"Retry-After": "0"})
+    with pytest.raises(RateLimited) as refused:
+        client.nodes()
+    assert refused.value.retry_after == 0
+    assert len(server.requests) == 2 + 4
+
+
+async def test_the_asynchronous_client_repeats_as_well(
+    server: Any, reply: Any, job_object: JobObject
+) -> None:
+    unwell = reply({"detail": "later"}, 503, {"Retry-After": "0"})
+    answers = iter([unwell, reply(job_object(), 201, cut=10), reply(job_object(), 201)])
+    server.routes["POST /v1/jobs"] = lambda r: next(answers)
+    events = "id: 7\nevent: status\ndata: {}\n\n", "id: 8\nevent: end\ndata: {}\n\n"
+    server.routes["GET /v1/jobs/job_1/stream"] = lambda r: reply(
+        events["last-event-id" in r.headers].encode(), content_type="text/event-stream"
+    )
+    async with octrain.AsyncClient(server.url, "k") as client:
+        job = await client.jobs.create({})
+        keys = {request.headers["idempotency-key"] for request in server.requests}
+        assert (len(server.requests), len(keys)) == (3, 1)
+        assert [event.type async for event in job.stream()] == ["status", "end"]
+    assert server.requests[-1].headers["last-event-id"] == "7"
+
+
+def test_a_problem_of_an_unknown_type_is_that_of_its_status(
+    client: Any, server: Any, reply: Any
+) -> None:
+    for status, kind in ((404, NotFound), (409, Conflict), (418, OctrainError), (500, ServerError)):
+        newer = {"type": "/problems/new", "status": status, "detail": "New.", "request_id": "r"}
+        server.routes["GET /v1/nodes"] = lambda r, a=newer, s=status: reply(a, s)
+        with pytest.raises(OctrainError) as told:
+            client.nodes()
+        assert (type(told.value), told.value.request_id) == (kind, "r")
+
+
+def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Metrics([Series(name="a", points=[(1, 2.0)])])
+    for module, convert in (
+        ("numpy", found.to_numpy),
+        ("pandas", found.to_pandas),
+        ("pyarrow", found.to_arrow),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(
+            MissingExtra, match=rf"needs {module}: pip install 'octrain\[analysis\]'"
+        ):
+            convert()
+
+
+def test_a_notebook_shows_a_job_without_trusting_it(job_object: JobObject) -> None:
+    evil = job_object(name="<script>", detail="<img onerror=x>", reason="<b>")
+    points = [(1, 3.0), (2, 2.5), (3, math.nan), (4, 2.0), (5, 1.0)]
+    page = job_html(JobData.model_validate(evil), [Series(name="<i>", points=points)])
+    assert page.count("<polyline") == 2, "NaN breaks the line"
+    assert not any(tag in page for tag in ("<script", "<img", "<i>", "onerror=x>"))
+    assert "nan" not in page
+    assert "<svg" not in job_html(JobData.model_validate(evil), [])
+
+
+def test_an_own_authority_is_trusted_or_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    wrong = tmp_path / "ca.pem"
+    wrong.write_text("no certificate")
+    monkeypatch.setenv("OCTRAIN_CA_FILE", str(wrong))
+    with pytest.raises(OctrainError, match="OCTRAIN_CA_FILE"):
+        octrain.Client("https://octrain.example", "k")
 
 
 def test_an_answer_cut_short_is_asked_for_again(

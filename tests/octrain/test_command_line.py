@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 JobObject = Callable[..., dict[str, Any]]
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[..., Any]
 
 
 @pytest.fixture
@@ -56,12 +56,12 @@ def test_a_refusal_has_its_own_status_and_no_traceback(octrain: Run, server: Any
     [("{", "is not JSON"), ("[1]", "must hold a JSON object"), (None, "Cannot read")],
 )
 def test_a_wrong_spec_file_is_wrong_usage(
-    octrain: Run, tmp_path: Path, content: str | None, said: str
+    command: Run, tmp_path: Path, content: str | None, said: str
 ) -> None:
     path = tmp_path / "spec.json"
     if content is not None:
         path.write_text(content)
-    answer = octrain("submit", str(path), url="http://127.0.0.1:1")
+    answer = command("submit", str(path), url="http://127.0.0.1:1")
     assert answer.returncode == 2
     assert said in answer.stderr
     assert "Traceback" not in answer.stderr
@@ -89,7 +89,7 @@ def test_submit_waits_and_tells_by_its_status(
 
 
 def test_every_list_prints_a_table_and_json(
-    octrain: Run, server: Any, reply: Any, job_object: JobObject
+    command: Run, server: Any, reply: Any, job_object: JobObject
 ) -> None:
     node = {"id": "node_1", "name": "gpu-1", "live": True, "engines": {"te": {"ok": True}}}
     attempt = {"id": "att_1", "number": 1, "node": "gpu-1", "status": "running"}
@@ -110,14 +110,14 @@ def test_every_list_prints_a_table_and_json(
         ("artifacts", "job_1"): ("art_1", "model"),
         ("nodes",): ("gpu-1", "live", "te"),
     }
-    for command, words in commands.items():
-        text = octrain(*command, url=server.url)
+    for arguments, words in commands.items():
+        text = command(*arguments, url=server.url)
         assert text.returncode == 0, text.stderr
         for word in words:
-            assert word in text.stdout, (command, text.stdout)
-        data = octrain(*command, "--json", url=server.url)
-        assert json.loads(data.stdout), command
-    assert '"NaN"' in octrain("metrics", "job_1", "--json", url=server.url).stdout
+            assert word in text.stdout, (arguments, text.stdout)
+        data = command(*arguments, "--json", url=server.url)
+        assert json.loads(data.stdout), arguments
+    assert '"NaN"' in command("metrics", "job_1", "--json", url=server.url).stdout
 
 
 def test_help_tells_the_exit_statuses(octrain: Run) -> None:
@@ -126,8 +126,8 @@ def test_help_tells_the_exit_statuses(octrain: Run) -> None:
     assert "Exit status: 0 success" in answer.stdout
 
 
-def test_migrate_needs_a_database(octrain: Run) -> None:
-    answer = octrain("migrate")
+def test_migrate_needs_a_database(command: Run) -> None:
+    answer = command("migrate")
     assert answer.returncode == 2
     assert "DATABASE_URL" in answer.stderr
 
@@ -143,7 +143,7 @@ def test_the_command_and_the_client_load_no_server_and_no_torch() -> None:
 
 
 def test_logs_are_followed_narrowed_and_saved(
-    octrain: Run, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
+    command: Run, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
 ) -> None:
     line = {"seq": 5, "text": "ERROR out of luck", "level": "error"}
     later = {"seq": 6, "text": "ERROR again", "level": "error"}
@@ -158,13 +158,27 @@ def test_logs_are_followed_narrowed_and_saved(
             stream.encode(), content_type="text/event-stream"
         ),
     }
-    followed = octrain("logs", "job_1", "-f", "-n", "1", "--level", "error", url=server.url)
+    followed = command("logs", "job_1", "-f", "-n", "1", "--level", "error", url=server.url)
     assert (followed.returncode, followed.stdout.splitlines()) == (
         0,
         ["ERROR out of luck", "ERROR again"],
     )
     assert {"tail": "1", "level": "error"} in [request.query for request in server.requests]
     target = tmp_path / "job.log"
-    saved = octrain("logs", "job_1", "-o", str(target), url=server.url)
+    saved = command("logs", "job_1", "-o", str(target), url=server.url)
     assert (saved.returncode, target.read_text()) == (0, "all\n")
-    assert octrain("logs", "job_1", "-f", "-o", str(target), url=server.url).returncode == 2
+    assert command("logs", "job_1", "-f", "-o", str(target), url=server.url).returncode == 2
+
+
+def test_completion_and_a_broken_answer(command: Run, server: Any, reply: Any) -> None:
+    script = command("--show-completion", "bash")
+    assert (script.returncode, "_OCTRAIN_COMPLETE" in script.stdout.upper()) == (0, True)
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply({"something": "else"})
+    odd = command("show", "job_1", url=server.url)
+    assert (odd.returncode, odd.stderr.count("\n")) == (1, 1)
+    assert "Is it an Octrain server" in odd.stderr
+    for url in ("http://[", "ftp://x"):
+        assert "URL" in command("ls", url=url).stderr
+    limited = {"type": "/problems/rate-limited", "status": 429, "detail": "Slower."}
+    server.routes["GET /v1/nodes"] = lambda r: reply(limited, 429, {"Retry-After": "0"})
+    assert command("nodes", url=server.url).returncode == 8
