@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octrain_api.plans.key import plan_key
+from octrain_api.plans.repository import PlanRepository
 
 PLAN = {
     "parameters": {"total": 10, "trainable": 10, "embedding": 2},
@@ -207,3 +208,19 @@ async def test_time_is_told_by_like_jobs_only(
     assert time["seconds"] == pytest.approx(100 * 4 * 64 / 1000)
     other = spec | {"training": spec["training"] | {"sequence_length": 32}}
     assert (await user.post("/jobs:validate?wait=0", json=other)).json()["time"] is None
+
+
+async def test_old_plans_are_forgotten(
+    worker: Any, user: Any, spec: Any, lone_service: Any
+) -> None:
+    await user.post("/jobs:validate?wait=0", json=spec)
+    larger = spec | {"training": spec["training"] | {"batch_size": 32}}
+    await user.post("/jobs:validate?wait=0", json=larger)
+    await lone_service.sql(
+        "UPDATE plan_requests SET asked_at = asked_at - interval '2 days' "
+        "WHERE spec->'training'->>'batch_size' = '32'"
+    )
+    async with lone_service.database.transaction() as session:
+        assert await PlanRepository(session).forget_old() == 1
+    rows = await lone_service.sql("SELECT count(*) AS n FROM plan_requests")
+    assert rows[0].n == 1

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable
 
 import psycopg
@@ -18,6 +19,7 @@ from octrain_api.controller.webhooks import deliver_for_ever
 from octrain_api.database import Database
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
 from octrain_api.migrate import check_schema
+from octrain_api.plans.repository import PlanRepository
 from octrain_api.settings import Settings
 
 log = logging.getLogger("octrain_api.controller")
@@ -25,6 +27,7 @@ log = logging.getLogger("octrain_api.controller")
 CONTROLLER_LOCK = 0x0C7A12
 
 _LONGEST_BROKER_PAUSE = 5.0
+_PLANS_SWEEP = 3600.0
 
 
 async def run(settings: Settings, stop: asyncio.Event | None = None) -> None:
@@ -136,6 +139,7 @@ class _Loops:
         self._uploads = Uploads(database, settings)
         self._sender = sender
         self._broker_pause = 0.0
+        self._plans_swept = float("-inf")
         self.wake_scheduler = asyncio.Event()
         self._wake_relay = asyncio.Event()
         self._wake_metrics = asyncio.Event()
@@ -192,3 +196,7 @@ class _Loops:
 
     async def _reconcile(self) -> None:
         await self._reconciler.tick()
+        if time.monotonic() - self._plans_swept >= _PLANS_SWEEP:
+            self._plans_swept = time.monotonic()
+            async with self._database.transaction() as session:
+                await PlanRepository(session).forget_old()
