@@ -270,6 +270,7 @@ class Bench:
         assert sum(series["buckets"]["count"]) == steps
         print(f"one series              {steps:10d} points in {blocks} blocks, as", end=" ")
         print(f"{len(series['buckets']['count'])} buckets of {series['width']} steps")
+        self._time("  (a read of the job)", f"/jobs/{name}", 200)
         self._time("  read as buckets", path, 200)
         self._time("  read as thinned points", path.replace("form=buckets&", ""), 100)
         self._time("  the last 1000 steps", f"{path}&from_step={steps - 1000}", 100)
@@ -321,7 +322,7 @@ class Bench:
         taken.sort()
         print(
             f"{what:24s}{statistics.median(taken):10.1f} ms p50, "
-            f"{taken[int(len(taken) * 0.99) - 1]:.1f} ms p99"
+            f"{taken[int(len(taken) * 0.99) - 1]:.1f} ms p99, {taken[0]:.1f} ms at best"
         )
 
 
@@ -362,6 +363,7 @@ def _write(
 def _mlflow(servers: LocalServers, folder: Path, arguments: argparse.Namespace) -> float:
     """Points a second of MLflow's server at its best batch size."""
     database = servers.create_database("mlflow")
+    database = database.replace("postgresql://", "postgresql+psycopg2://", 1)
     port = free_port()
     python = arguments.mlflow_python
     version = subprocess.run(

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Row
 
 from octrain_api.metrics.blocks import STATS
-from octrain_api.metrics.repository import MetricRepository
+from octrain_api.metrics.lookup import BlockFacts, MetricLookup
 
 _WILD = frozenset("*?[")
 
@@ -53,48 +52,50 @@ class Catalogue:
     """The series of jobs by job, name and attempt, and the blocks that may hold their points."""
 
     facts: dict[tuple[str, str, int], SeriesFacts]
-    blocks: Sequence[Row[Any]]
+    blocks: Sequence[BlockFacts]
     # For each layout the columns of the wanted names.
     columns: dict[int, list[tuple[int, str]]]
 
 
 async def read_catalogue(
-    repository: MetricRepository,
+    lookup: MetricLookup,
     job_ids: Sequence[str],
     names: Names,
-    blocks: Sequence[Row[Any]],
+    blocks: Sequence[BlockFacts],
 ) -> Catalogue:
     """Of these blocks only those of tier 0 add to the facts, so all of them must be there."""
     found: dict[tuple[str, str, int], SeriesFacts] = {}
-    for row in await repository.series(job_ids, names.exact):
-        if row.name in names:
-            found[row.job_id, row.name, row.attempt] = SeriesFacts(
-                row.job_id,
-                row.name,
-                row.attempt,
-                row.first_step,
-                row.last_step,
-                row.last_value,
-                row.points,
-            )
-    layouts = await repository.columns(list({b.layout_id for b in blocks}), names.exact)
+    for row in await lookup.series(job_ids, names.exact):
+        facts = SeriesFacts(*row)
+        if facts.name in names:
+            found[facts.job_id, facts.name, facts.attempt] = facts
+    layouts = await lookup.columns(list({b.layout_id for b in blocks}), names.exact)
     columns = {
         key: [(place, name) for place, name in every if name in names]
         for key, every in layouts.items()
     }
     fresh = [b for b in blocks if b.tier == 0 and columns[b.layout_id]]
-    stats = await repository.stats([b.id for b in fresh])
+    stats = await lookup.stats([b.id for b in fresh])
+    # Blocks of one layout are summed up as a whole, which leaves one look at each name.
+    groups: dict[tuple[str, int, int], list[Any]] = {}
     for block in fresh:
-        of_column = np.frombuffer(stats[block.id], dtype=STATS).tolist()
-        for place, name in columns[block.layout_id]:
-            first, last, value, count = of_column[place]
-            key = (block.job_id, name, block.attempt)
-            facts = found.get(key)
-            if facts is None:
-                found[key] = SeriesFacts(*key, first, last, value, count)
+        key = (block.job_id, block.attempt, block.layout_id)
+        # The group of the newest block comes last.
+        groups[key] = [*groups.pop(key, []), np.frombuffer(stats[block.id], dtype=STATS)]
+    for (job_id, attempt, layout_id), of_blocks in groups.items():
+        together = np.stack(of_blocks)
+        first = together["first"].min(axis=0).tolist()
+        last = together["last"].max(axis=0).tolist()
+        value = together["value"][-1].tolist()
+        count = together["count"].sum(axis=0).tolist()
+        for place, name in columns[layout_id]:
+            known = found.get((job_id, name, attempt))
+            if known is None:
+                of_name = (first[place], last[place], value[place], count[place])
+                found[job_id, name, attempt] = SeriesFacts(job_id, name, attempt, *of_name)
                 continue
-            facts.first_step = min(facts.first_step, first)
-            facts.last_step = max(facts.last_step, last)
-            facts.last_value = value
-            facts.points += count
+            known.first_step = min(known.first_step, first[place])
+            known.last_step = max(known.last_step, last[place])
+            known.last_value = value[place]
+            known.points += count[place]
     return Catalogue(found, blocks, columns)

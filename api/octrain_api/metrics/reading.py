@@ -11,7 +11,7 @@ import numpy as np
 from octrain_api.metrics import summary
 from octrain_api.metrics.catalogue import Catalogue, Names, SeriesFacts, read_catalogue
 from octrain_api.metrics.codec import Directory, Floats, Rows, unpack_band
-from octrain_api.metrics.repository import MetricRepository, Slice
+from octrain_api.metrics.lookup import BlockFacts, MetricLookup, Slice
 from octrain_api.metrics.rollups import BUCKET, level_for, place_of, width_for
 from octrain_api.metrics.summary import Summary
 
@@ -63,7 +63,7 @@ class _Part:
     """What one block holds of one series."""
 
     key: Key
-    block: Any
+    block: BlockFacts
     column: int
     # Steps from here on are a newer attempt's.
     cut: int | None
@@ -78,20 +78,20 @@ class _Part:
 class MetricReader:
     """Answers queries over one session."""
 
-    def __init__(self, repository: MetricRepository) -> None:
-        self._repository = repository
+    def __init__(self, lookup: MetricLookup) -> None:
+        self._lookup = lookup
 
     async def read(self, query: Query) -> list[Line]:
         """Series by job, name and attempt: what a newer attempt has begun to repeat is cut from
         the older ones. Errors: TooMuch.
         """
-        blocks = await self._repository.blocks(
+        blocks = await self._lookup.blocks(
             query.job_ids,
             from_step=query.from_step,
             to_step=query.to_step,
             after=min((query.since.get(job, 0) for job in query.job_ids), default=0),
         )
-        catalogue = await read_catalogue(self._repository, query.job_ids, query.names, blocks)
+        catalogue = await read_catalogue(self._lookup, query.job_ids, query.names, blocks)
         facts = catalogue.facts
         if query.attempt is not None:
             facts = {key: one for key, one in facts.items() if key[2] == query.attempt}
@@ -126,7 +126,7 @@ class MetricReader:
         """Give the parts their buckets at a level, where their blocks have them."""
         if level is None:
             return
-        found = await self._repository.buckets(
+        found = await self._lookup.buckets(
             level, [part.block.id for part in parts], [part.column for part in parts]
         )
         for place, (row_data, data) in found.items():
@@ -135,7 +135,7 @@ class MetricReader:
 
     async def _take_what_is_left(self, gone: Sequence[_Part], width: int) -> None:
         """Where the points are gone: the coarsest level that fits, or the finest that there is."""
-        has = await self._repository.levels(list({part.block.id for part in gone}))
+        has = await self._lookup.levels(list({part.block.id for part in gone}))
         chosen: defaultdict[int, list[_Part]] = defaultdict(list)
         for part in gone:
             levels = [
@@ -154,18 +154,16 @@ class MetricReader:
     ) -> dict[Key, list[tuple[Summary, bool]]]:
         """Of each series what its blocks hold, in the order of recording, and whether as points."""
         raw = [part for part in parts if part.level is None]
-        counts = {part.block.id: part.block.rows for part in raw}
-        rows = await self._repository.rows(counts)
-        directories = await self._repository.directories(list(counts))
+        rows = await self._lookup.rows(list({part.block.id for part in raw}))
         wanted: dict[tuple[int, int], Slice] = {}
         band_of: dict[int, int] = {}
         for part in raw:
-            directory = directories[part.block.id]
+            directory = rows[part.block.id][1]
             band = int(directory.bands_of(np.array([part.column]))[0])
             band_of[id(part)] = band
             wanted[part.block.id, band] = Slice(part.block.id, *directory.place(band))
-        data = await self._repository.slices(list(wanted.values()))
-        values = _Bands(dict(zip(wanted, data, strict=True)), directories)
+        data = await self._lookup.slices(list(wanted.values()))
+        values = _Bands(dict(zip(wanted, data, strict=True)))
         of_key: defaultdict[Key, list[_Part]] = defaultdict(list)
         for part in parts:
             of_key[part.key].append(part)
@@ -177,7 +175,7 @@ class MetricReader:
                     found[key].append((_buckets(run, query, level), False))
                     continue
                 for part in run:
-                    points, of = values.points(part, band_of[id(part)], rows[part.block.id])
+                    points, of = values.points(part, band_of[id(part)], *rows[part.block.id])
                     found[key].append((_within(points, query, part, of), True))
         return found
 
@@ -227,17 +225,16 @@ def _buckets(run: Sequence[_Part], query: Query, level: int) -> Summary:
 class _Bands:
     """Columns out of bands, each band decompressed once."""
 
-    def __init__(
-        self, data: dict[tuple[int, int], bytes], directories: dict[int, Directory]
-    ) -> None:
+    def __init__(self, data: dict[tuple[int, int], bytes]) -> None:
         self._data = data
-        self._directories = directories
         self._unpacked: dict[tuple[int, int], tuple[Floats, Any]] = {}
 
-    def points(self, part: _Part, band: int, rows: Rows) -> tuple[Summary, Rows]:
+    def points(
+        self, part: _Part, band: int, rows: Rows, directory: Directory
+    ) -> tuple[Summary, Rows]:
         """The points of a part, a bucket each, and their rows."""
         key = (part.block.id, band)
-        columns = self._directories[part.block.id].columns(band)
+        columns = directory.columns(band)
         if key not in self._unpacked:
             self._unpacked[key] = unpack_band(
                 self._data[key], len(columns), len(rows), part.block.masked

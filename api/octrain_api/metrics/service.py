@@ -10,9 +10,9 @@ from typing import Any, Literal
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.metrics.catalogue import Names, SeriesFacts, read_catalogue
+from octrain_api.metrics.lookup import MetricLookup
 from octrain_api.metrics.reading import Line, MetricReader, Query, TooMuch
 from octrain_api.metrics.render import Axis, buckets_of, points_of
-from octrain_api.metrics.repository import MetricRepository
 from octrain_api.models import Job
 from octrain_api.numbers import encode
 from octrain_api.problems import Problem, ProblemError
@@ -38,7 +38,7 @@ class MetricService:
     """Reads series."""
 
     def __init__(self, session: AsyncSession) -> None:
-        self._metrics = MetricRepository(session)
+        self._metrics = MetricLookup(session)
 
     async def lines(self, jobs: Sequence[Job], since: dict[str, int], ask: Ask) -> list[Line]:
         """The series asked for. Problem 422 where they are too many to be given at once."""
