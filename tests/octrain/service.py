@@ -61,11 +61,11 @@ class LiveServer:
         """A new API key."""
 
         async def make(database: Database) -> str:
-            request = KeyRequest(name="test", owner=owner, scopes=list(scopes))  # type: ignore[arg-type]
+            request = KeyRequest(name="test", owner=owner, scopes=list(scopes))
             async with database.transaction() as session:
                 return (await KeyService(session).create(request)).key
 
-        return self._with_database(make)
+        return str(self._with_database(make))
 
     def schedule(self) -> None:
         """Place what can be placed."""
@@ -121,8 +121,13 @@ class Node:
     def close(self) -> None:
         self._http.close()
 
+    def beat(self) -> None:
+        """Be heard: a slow test may have taken longer than a node may be silent."""
+        self._post(f"/nodes/{self.id}/heartbeat", {"active_attempts": []})
+
     def take(self, job_id: str) -> None:
         """Begin the job."""
+        self.beat()
         self.server.schedule()
         attempt = self._attempt_id(job_id)
         claim = {"node_id": self.id, "supervisor": "supervisor"}

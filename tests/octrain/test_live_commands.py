@@ -192,6 +192,7 @@ def test_recipes_keys_webhooks_nodes_and_audit(
     assert run("nodes", "ls", "--json").json()[0]["id"] == node.id
     assert run("nodes", "metrics", node.name, "--json").json() == []
     assert run("nodes", "drain", "none", key=admin).returncode == 3
+    node.beat()
     assert "draining" in run("nodes", "drain", node.name, key=admin).stdout
     assert "live" in run("nodes", "undrain", node.name, key=admin).stdout
     assert run("nodes", "token", "--json", key=admin).json()["token"]
@@ -205,7 +206,7 @@ def test_every_command_prints_json(run: Call) -> None:
     from octrain.cli.app import app
 
     def commands(group: Any, path: tuple[str, ...]) -> list[tuple[tuple[str, ...], Any]]:
-        found = []
+        found: list[tuple[tuple[str, ...], Any]] = []
         for name, one in group.commands.items():
             found += (
                 commands(one, (*path, name)) if hasattr(one, "commands") else [((*path, name), one)]

@@ -21,7 +21,9 @@ from octrain.local.state import ApiState, ServerState, StackState
 
 
 def test_state_comes_back_as_it_was_and_hides_its_secrets(tmp_path: Path) -> None:
-    state = StackState(ServerState(5, "pw"), ServerState(6, "pw"), ApiState("http://h:1", "k", "n"))
+    state = StackState(
+        ServerState(5, "pw"), ServerState(6, "pw"), ApiState("http://h:1", "k", {"a": "n"})
+    )
     state.save(tmp_path)
     assert StackState.load(tmp_path) == state
     assert "pw" not in repr(state)
