@@ -57,6 +57,9 @@ class Imported:
     def map(self, setting: str, value: Any, pointer: str) -> None:
         self.mapped.append({"setting": setting, "value": value, "to": pointer})
 
+    def leave(self, setting: str, value: Any, reason: str) -> None:
+        self.left_out.append({"setting": setting, "value": value, "reason": reason})
+
     def refuse(self, setting: str, value: Any, reason: str) -> None:
         self.refused.append({"setting": setting, "value": value, "reason": reason})
 
@@ -117,11 +120,9 @@ def from_accelerate(config: dict[str, Any]) -> Imported:
     _resources(rest, found)
     for name, value in rest.items():
         if name in _OWN_BUSINESS:
-            found.left_out.append({"setting": name, "value": value, "reason": _OWN_BUSINESS[name]})
+            found.leave(name, value, _OWN_BUSINESS[name])
         elif value in _MEANT_NOTHING:
-            found.left_out.append(
-                {"setting": name, "value": value, "reason": "it asks for nothing"}
-            )
+            found.leave(name, value, "it asks for nothing")
         else:
             found.refuse(name, value, _NOT_OFFERED.get(name, "Octrain has no such setting"))
     return found
@@ -140,7 +141,9 @@ def _recipe(rest: dict[str, Any], found: Imported) -> None:
         found.spec["recipe"] = {"engine": "amp", "dtype": dtype}
         found.map("mixed_precision", precision, "/recipe")
         for name, value in settings.items():
-            if value not in _MEANT_NOTHING:
+            if value in _MEANT_NOTHING:
+                found.leave(name, value, "it asks for nothing")
+            else:
                 found.refuse(name, value, f"mixed_precision is {precision}, so FP8 is off")
         return
     found.map("mixed_precision", "fp8", "/recipe")
@@ -199,25 +202,37 @@ def _take_out(recipe: dict[str, Any], pointer: str, reason: str, found: Imported
 
 
 def _resources(rest: dict[str, Any], found: Imported) -> None:
-    kind = rest.pop("distributed_type", "NO")
-    cpu = rest.pop("use_cpu", False)
-    processes, machines = rest.pop("num_processes", None), rest.pop("num_machines", 1)
-    if str(kind) not in _DISTRIBUTED and kind not in _MEANT_NOTHING:
-        found.refuse("distributed_type", kind, f"only {', '.join(_DISTRIBUTED)} are offered")
-    if machines not in (0, 1, None):
-        found.refuse("num_machines", machines, "a job runs on one node")
+    if "distributed_type" in rest:
+        kind = rest.pop("distributed_type")
+        if str(kind) in _DISTRIBUTED or kind in _MEANT_NOTHING:
+            found.leave("distributed_type", kind, "it follows from the number of GPUs")
+        else:
+            found.refuse("distributed_type", kind, f"only {', '.join(_DISTRIBUTED)} are offered")
+    machines = 1
+    if "num_machines" in rest:
+        machines = rest.pop("num_machines")
+        if machines in (0, 1, None):
+            found.leave("num_machines", machines, "a job runs on one node")
+        else:
+            found.refuse("num_machines", machines, "a job runs on one node")
+    cpu = "use_cpu" in rest and rest["use_cpu"] is True
     resources: dict[str, Any] = {}
-    if cpu is True:
+    if cpu:
         resources["device"] = "cpu"
-        found.map("use_cpu", True, "/resources/device")
-    if isinstance(processes, int) and not isinstance(processes, bool) and processes > 0:
-        if cpu is True and processes > 1:
+        found.map("use_cpu", rest.pop("use_cpu"), "/resources/device")
+    if "num_processes" in rest:
+        processes = rest.pop("num_processes")
+        if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
+            found.refuse("num_processes", processes, "must be a number from 1 on")
+        elif cpu and processes > 1:
             found.refuse("num_processes", processes, "a job on CPUs has one process")
-        elif cpu is not True and machines in (0, 1, None):
+        elif cpu:
+            found.leave("num_processes", processes, "a job on CPUs has one process")
+        elif machines in (0, 1, None):
             resources["gpus"] = processes
             found.map("num_processes", processes, "/resources/gpus")
-    elif processes is not None:
-        found.refuse("num_processes", processes, "must be a number from 1 on")
+        else:
+            found.refuse("num_processes", processes, "it counts the processes of several machines")
     if resources:
         found.spec["resources"] = resources
 
