@@ -1,9 +1,12 @@
 """Metric blocks, their rollups and series in the database."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, pairwise
 from typing import Any
 
+import numpy as np
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -104,7 +107,10 @@ class MetricRepository:
         )
         stored = (await self._session.scalars(statement)).all()
         names = await self.layouts(list({block.layout_id for block in stored}))
-        return [(block, _unpacked(block, names[block.layout_id])) for block in stored]
+        # Large ones take a while: other requests run meanwhile.
+        return await asyncio.to_thread(
+            lambda: [(block, _unpacked(block, names[block.layout_id])) for block in stored]
+        )
 
     async def batches_after(self, job_id: str, after: int, until: int) -> list["BatchSeries"]:
         """The points of the batches numbered in (after, until], by number and name."""
@@ -113,10 +119,7 @@ class MetricRepository:
             MetricBlock.last_seq > after,
             MetricBlock.first_seq <= until,
         )
-        found: list[BatchSeries] = []
-        for row, block in stored:
-            found.extend(_by_batch(row.attempt, block, after, until))
-        return sorted(found, key=lambda batch: (batch.seq, batch.name))
+        return await asyncio.to_thread(_by_batch, stored, after, until)
 
 
 @dataclass(frozen=True)
@@ -130,18 +133,30 @@ class BatchSeries:
     values: list[float]
 
 
-def _by_batch(attempt: int, block: Block, after: int, until: int) -> list[BatchSeries]:
-    rows = block.rows
+def _by_batch(
+    stored: Sequence[tuple[MetricBlock, Block]], after: int, until: int
+) -> list[BatchSeries]:
     found = []
-    for seq in sorted({int(n) for n in rows.seqs if after < n <= until}):
-        of_batch = rows.seqs == seq
-        for place, name in enumerate(block.names):
-            where = of_batch if block.present is None else of_batch & block.present[place]
-            steps = rows.steps[where].tolist()
-            if steps:
-                values = block.values[place][where].tolist()
-                found.append(BatchSeries(seq, name, attempt, steps, values))
-    return found
+    for row, block in stored:
+        # Rows are in the order of their batches.
+        seqs = block.rows.seqs
+        begin, end = np.searchsorted(seqs, [after, until], side="right")
+        edges = [begin, *(np.flatnonzero(np.diff(seqs[begin:end])) + begin + 1), end]
+        for first, past in pairwise(edges):
+            if first == past:
+                continue
+            seq, steps = int(seqs[first]), block.rows.steps[first:past].tolist()
+            values = block.values[:, first:past].tolist()
+            for place, name in enumerate(block.names):
+                if block.present is None:
+                    found.append(BatchSeries(seq, name, row.attempt, steps, values[place]))
+                    continue
+                here = block.present[place, first:past].tolist()
+                own = list(compress(steps, here))
+                if own:
+                    own_values = list(compress(values[place], here))
+                    found.append(BatchSeries(seq, name, row.attempt, own, own_values))
+    return sorted(found, key=lambda batch: (batch.seq, batch.name))
 
 
 def _content(rows: Rows, packed: Packed, stats: bytes) -> dict[str, Any]:

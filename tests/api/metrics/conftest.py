@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from octrain_api.metrics import compaction
+from octrain_api.metrics.repository import MetricRepository
 from octrain_worker.supervisor.packing import CONTENT_TYPE, pack
 
 SPELT = {math.inf: "Infinity", -math.inf: "-Infinity"}
@@ -126,6 +127,11 @@ class MetricJob:
         answer = await self.user.get(f"/jobs/{self.id}{path}", params=query)
         assert answer.status_code == 200, answer.text
         return answer.json()
+
+    async def batches(self, after: int, until: int) -> list[Any]:
+        """What a stream reads of the batches numbered in (after, until]."""
+        async with self.service.database.session() as session:
+            return await MetricRepository(session).batches_after(self.id, after, until)
 
     def joined(self) -> dict[tuple[str, int], list[tuple[int, float, float, int]]]:
         """What readers see: what a newer attempt has begun to repeat is the newer one's."""

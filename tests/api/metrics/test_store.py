@@ -183,6 +183,19 @@ def check(
         answer = world.run(job.get(since=cursor, attempt=attempt))
         assert_points(answer, wanted, helpers)
 
+    # What live streams tell of the batches, in two parts.
+    batches = world.run(job.batches(0, cursor)) + world.run(job.batches(cursor, 10**6))
+    assert [(b.seq, b.name) for b in batches] == sorted((b.seq, b.name) for b in batches)
+    for key, points in job.points.items():
+        told = [
+            point
+            for b in batches
+            if (b.name, b.attempt) == key
+            for point in zip(b.steps, b.values, strict=True)
+        ]
+        assert [step for step, _ in told] == [p[0] for p in points]
+        assert all(helpers.same(v, p[1]) for (_, v), p in zip(told, points, strict=True))
+
     # A range of steps.
     low, high = min(steps), max(steps)
     ranged = {
