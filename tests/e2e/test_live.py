@@ -11,7 +11,7 @@ import pytest
 
 from octrain.client import Client, StreamEvent
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_streams_outlive_broker_api_and_database(service: Any) -> None:
