@@ -3,6 +3,7 @@ it: the step, the phase, the checkpoints to store."""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 from collections.abc import Iterable
@@ -85,7 +86,8 @@ class Intake:
                 self._link.phase = record.get("phase")
             elif record["type"] in ("progress", "metrics") and isinstance(record.get("step"), int):
                 self.step = self._link.step = record["step"]
-        self._uploads.add_records(records)
+        told = functools.partial(self._shipper.has_told, self._spool.last_seq)
+        self._uploads.add_records(records, told)
         self._shipper.wake()
 
     def _add_sample(self) -> None:

@@ -235,8 +235,8 @@ class Supervisor:
         self._link.note(
             "supervisor_lost", "the attempt's supervisor died; the node closes the attempt"
         )
-        intake.take(read_whole_records(self._folder.work / "telemetry.jsonl"))
         intake.drain()
+        intake.take(read_whole_records(self._folder.work / "telemetry.jsonl"))
         earlier = read_json(self._folder.outcome)
         if earlier is not None:
             return Verdict.from_json(earlier)

@@ -51,7 +51,11 @@ class Shipper:
 
     @property
     def drained(self) -> bool:
-        return self._spool.acknowledged_seq >= self._spool.last_seq
+        return self.has_told(self._spool.last_seq)
+
+    def has_told(self, number: int) -> bool:
+        """Whether the API has every record up to this number."""
+        return self._spool.acknowledged_seq >= number
 
     def _run(self) -> None:
         closed = self._link.closed

@@ -1,9 +1,11 @@
 """From the workdir to the artifact store: checkpoints while training goes on, results at the end.
 
 The order makes it safe: files first, the manifest last, then the registration with the API, so
-what the API names is complete. A checkpoint is hard-linked the moment it is announced, so the
-trainer may prune its own copies meanwhile. When uploads are slower than checkpoints, only the
-best and as many of the newest as the spec keeps wait for their turn.
+what the API names is complete. A checkpoint is registered when the API has all that was measured
+up to it: the next attempt may begin there, and then nobody else tells of the steps before. It is
+hard-linked the moment it is announced, so the trainer may prune its own copies meanwhile. When
+uploads are slower than checkpoints, only the best and as many of the newest as the spec keeps wait
+for their turn.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ __all__ = ["Upload", "Uploads"]
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 15.0
+_TOLD_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,8 @@ class Upload:
     step: int | None = None
     best: bool = False
     metric: float | str | None = None
+    # Whether the API has the records up to the one that announced it.
+    told: Callable[[], bool] = field(default=lambda: True, compare=False)
 
     @property
     def key(self) -> str:
@@ -69,15 +74,18 @@ class Uploads:
     def start(self) -> None:
         self._thread.start()
 
-    def add_records(self, records: Iterable[dict[str, Any]]) -> None:
-        """Takes up the checkpoints and artifacts that telemetry records announce."""
+    def add_records(self, records: Iterable[dict[str, Any]], told: Callable[[], bool]) -> None:
+        """Takes up the checkpoints and artifacts that telemetry records announce.
+
+        ``told`` answers whether the API has these records.
+        """
         for record in records:
             if record["type"] not in ("checkpoint", "artifact"):
                 continue
             if record["type"] == "artifact" and record.get("kind") == "checkpoint":
                 continue  # its checkpoint record says more
             if record["type"] == "checkpoint":
-                self._add_checkpoint(record)
+                self._add_checkpoint(record, told)
                 continue
             source = self._inside(str(record.get("path", "")))
             if source is not None:
@@ -114,7 +122,7 @@ class Uploads:
             return None
         return path
 
-    def _add_checkpoint(self, record: dict[str, Any]) -> None:
+    def _add_checkpoint(self, record: dict[str, Any], told: Callable[[], bool]) -> None:
         relative = str(record.get("path", ""))
         name = Path(relative).name
         if name in ("", "..") or f"checkpoint:{name}" in self._registered:
@@ -134,7 +142,8 @@ class Uploads:
                 logger.warning("checkpoint %s cannot be linked: %s", source.name, error)
                 return
         best, metric = bool(record.get("best")), record.get("metric")
-        self.add(Upload("checkpoint", snapshot.name, snapshot, record.get("step"), best, metric))
+        step = record.get("step")
+        self.add(Upload("checkpoint", snapshot.name, snapshot, step, best, metric, told))
         with self._lock:
             plain = [one for one in self._waiting if one.kind == "checkpoint" and not one.best]
             for old in plain[: -self._keep]:
@@ -202,6 +211,9 @@ class Uploads:
             ],
         }
         link = self._link
+        while not upload.told():
+            if link.closed.wait(_TOLD_POLL_SECONDS):
+                return
         done = retrying(
             lambda: link.client.artifact(link.attempt_id, link.token, body), stop=link.closed
         )
