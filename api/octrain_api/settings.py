@@ -57,12 +57,33 @@ class StorageSettings(BaseSettings):
 
     artifact_url: str = Field(default_factory=lambda: (Path.cwd() / "artifacts").as_uri())
     roots_text: str = Field(default="", validation_alias="OCTRAIN_ROOTS")
+    # Owners who may read other folders than `roots`: JSON, {"ada": ["/data/ada"]}.
+    owner_roots: dict[str, list[str]] = Field(default_factory=dict)
     data_check_bytes: int = Field(default=64 * 2**20, ge=0)
 
     @cached_property
     def roots(self) -> tuple[Path, ...]:
         """The allowed roots, symlinks resolved."""
         return tuple(Path(p).resolve() for p in self.roots_text.split(os.pathsep) if p)
+
+    def own_roots(self, owner: str) -> tuple[Path, ...] | None:
+        """The roots of this owner alone, symlinks resolved; None for one who has everybody's."""
+        given = self.owner_roots.get(owner)
+        return tuple(Path(p).resolve() for p in given) if given is not None else None
+
+    def roots_of(self, owner: str) -> tuple[Path, ...]:
+        """The folders of this server that the owner's specs may name."""
+        own = self.own_roots(owner)
+        return self.roots if own is None else own
+
+    @field_validator("owner_roots")
+    @classmethod
+    def _absolute(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for owner, roots in value.items():
+            for root in roots:
+                if not os.path.isabs(root):
+                    raise ValueError(f"the root {root!r} of {owner!r} is not an absolute path")
+        return value
 
 
 class HttpSettings(BaseSettings):
@@ -127,6 +148,19 @@ class RateLimitSettings(BaseSettings):
     worker: int = Field(default=60_000, ge=0)
     # Requests without a valid key, of one address, by each API process.
     address: int = Field(default=600, ge=0)
+
+
+class JobSecretSettings(BaseSettings):
+    """Which secrets jobs may name. Only names are known here: nodes hold the values."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_")
+
+    # The owners who may use each name, "*" for everybody: JSON, {"hub-token": ["ada"]}.
+    job_secrets: dict[str, list[str]] = Field(default_factory=dict)
+
+    def allows(self, name: str, owner: str) -> bool:
+        """Whether this owner's jobs may use the secret of this name."""
+        return bool({owner, "*"} & set(self.job_secrets.get(name, ())))
 
 
 class QuotaSettings(BaseSettings):
@@ -281,6 +315,7 @@ class Settings(BaseSettings):
     http: HttpSettings = Field(default_factory=HttpSettings)
     keys: KeySettings = Field(default_factory=KeySettings)
     rate_limits: RateLimitSettings = Field(default_factory=RateLimitSettings)
+    secrets: JobSecretSettings = Field(default_factory=JobSecretSettings)
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)
     prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)
     logs: LogSettings = Field(default_factory=LogSettings)

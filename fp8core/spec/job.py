@@ -25,6 +25,12 @@ from fp8core.spec.training import Training
 LABEL_KEY_PATTERN = r"^[A-Za-z0-9._/-]+$"
 WANDB_PROJECT_PATTERN = r"^[A-Za-z0-9._-]+$"
 
+# Variables of the trainer's environment that hold a credential, by the ends of their names.
+SECRET_VARIABLE_PATTERN = r"^([A-Z][A-Z0-9_]*_)?(TOKEN|KEY|KEY_ID|SECRET|PASSWORD)$"
+SECRET_NAME_PATTERN = r"^[a-z0-9][a-z0-9-]*$"
+
+SecretVariable = Annotated[str, Field(min_length=1, max_length=64, pattern=SECRET_VARIABLE_PATTERN)]
+SecretName = Annotated[str, Field(min_length=1, max_length=64, pattern=SECRET_NAME_PATTERN)]
 LabelKey = Annotated[str, Field(min_length=1, max_length=64, pattern=LABEL_KEY_PATTERN)]
 LabelValue = Annotated[str, Field(max_length=256)]
 
@@ -299,6 +305,14 @@ class JobSpec(Part, title="Job"):
     )
     resources: Resources = Field(default_factory=Resources, description="What the job runs on.")
     limits: Limits = Field(default_factory=Limits, description="Time limits and restarts.")
+    secrets: Annotated[dict[SecretVariable, SecretName], Field(max_length=16)] = Field(
+        default_factory=dict,
+        description=(
+            "Variables of the trainer's environment, each with the name of a secret that the "
+            'operator holds: `{"HF_TOKEN": "hub-token"}`. Never a value.'
+        ),
+        json_schema_extra={"additionalProperties": False},
+    )
 
     @model_validator(mode="before")
     @classmethod

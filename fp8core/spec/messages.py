@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from fp8core.spec.advice import unknown_key
 from fp8core.spec.annotations import Place, choices_of, resolve, tags_of
 from fp8core.spec.document import kind_of, quoted, shortened
-from fp8core.spec.job import LABEL_KEY_PATTERN
+from fp8core.spec.job import LABEL_KEY_PATTERN, SECRET_NAME_PATTERN, SECRET_VARIABLE_PATTERN
 from fp8core.spec.parts import HUB_ID_PATTERN, REVISION_PATTERN
 from fp8core.spec.problems import MOST_PROBLEMS, Problem, pointer_of
 from fp8core.spec.sources import (
@@ -32,6 +32,9 @@ _PATTERNS = {
     SHA256_PATTERN: "must be a sha256: 64 digits 0-9 and a-f",
     UPLOAD_ID_PATTERN: "must be the id of an uploaded data set: letters, digits and . _ -",
     LABEL_KEY_PATTERN: "must consist of letters, digits and . _ / -",
+    SECRET_VARIABLE_PATTERN: "must be a variable such as HF_TOKEN: capitals, ending in TOKEN, KEY, "
+    "KEY_ID, SECRET or PASSWORD",
+    SECRET_NAME_PATTERN: "must be the name of a secret, never its value: a-z, 0-9 and -",
 }
 _TYPES = {
     "int_type": "a whole number",
@@ -108,7 +111,10 @@ def _finding(details: ErrorDetails) -> Finding:
         message = f"must have {words} {bound} {unit}{'' if bound == 1 else 's'}"
         code = "too_long" if kind.endswith("long") else "too_short"
     elif kind == "string_pattern_mismatch":
-        message, code = f"{_PATTERNS[context['pattern']]}, not {quoted(value)}", "bad_format"
+        message, code = _PATTERNS[context["pattern"]], "bad_format"
+        # Somebody may have written the secret itself there.
+        if context["pattern"] != SECRET_NAME_PATTERN:
+            message += f", not {quoted(value)}"
     elif kind == "compound":
         message, code = f"{context['message']}, not {_items_of(value)}", "wrong_type"
     else:  # A constraint that no field had when this was written.

@@ -62,6 +62,7 @@ class Attempt:
     heartbeats: int = 0
     resume_candidates: list[dict[str, Any]] = field(default_factory=list)
     claims: int = 0
+    roots: list[str] | None = None
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["type"] == kind]
@@ -224,6 +225,7 @@ class ApiServer:
             "resume_candidates": attempt.resume_candidates,
             "device": "cpu",
             "gpu_indices": [],
+            "roots": attempt.roots,
         }
 
     def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:

@@ -108,6 +108,8 @@ def main() -> None:
         Path(script["dump_environment"]).write_text(json.dumps(dict(os.environ)))
     for text in script.get("print", []):
         print(text, flush=True)
+    for name in script.get("print_variables", []):
+        print(f"{name} is {os.environ[name]}", flush=True)
     for text in script.get("print_errors", []):
         print(text, file=sys.stderr, flush=True)
     for number in range(script.get("flood_lines", 0)):

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import logging
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from octrain_worker.logs import configure
 from octrain_worker.settings import ApiSettings, NodeSettings, WorkerSettings
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    logging.basicConfig(
-        level=logging.INFO,
-        stream=sys.stderr,
-        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
-    )
-    # One line for every request is noise: what matters of a call is logged where it is made.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    configure()
     if options.command == "engines":
         from octrain_worker.capabilities import print_engines
 
@@ -37,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(settings: WorkerSettings) -> int:
     from octrain_worker.agent.node import Node
     from octrain_worker.api_client import ApiRefused
+    from octrain_worker.enrolment import with_node_key
 
     settings.node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(
@@ -47,9 +42,10 @@ def _run(settings: WorkerSettings) -> int:
     except BlockingIOError:
         print(f"another worker runs with --data-dir {settings.node.data_dir}", file=sys.stderr)
         return 1
-    node = Node(settings)
-    node.install_signal_handlers()
     try:
+        settings = with_node_key(settings)
+        node = Node(settings)
+        node.install_signal_handlers()
         if not node.start():
             return 0
     except ApiRefused as error:

@@ -9,8 +9,10 @@ has ended (``StaleAttempt``, the end of this supervisor); or the call itself is 
 from __future__ import annotations
 
 import random
+import ssl
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import httpx
@@ -75,6 +77,10 @@ class SequenceGap(Exception):
 class _Answer(BaseModel):
     # An API newer than this worker may say more.
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class _Enrolled(_Answer):
+    key: str = Field(repr=False)
 
 
 class Registration(_Answer):
@@ -173,6 +179,8 @@ class Claim(WishAnswer):
     dataset_from: DatasetPoint | None = None
     device: str = "cpu"
     gpu_indices: list[int] = []
+    # The folders that the job's owner may read; None: all of the node's roots.
+    roots: list[str] | None = None
 
 
 class HeartbeatAnswer(WishAnswer):
@@ -190,6 +198,7 @@ class PlanQuestion(_Answer):
 
     key: str
     spec: dict[str, Any]
+    roots: list[str] | None = None
 
 
 class _Taken(_Answer):
@@ -207,17 +216,27 @@ class _Finished(_Answer):
 class ApiClient:
     """Calls one API as one node. Safe to share between threads."""
 
-    def __init__(self, url: str, key: str, *, timeout: float = 10.0) -> None:
+    def __init__(
+        self, url: str, key: str, *, timeout: float = 10.0, ca_file: Path | None = None
+    ) -> None:
+        trusted = ssl.create_default_context()
+        if ca_file is not None:
+            trusted.load_verify_locations(ca_file)
         self._http = httpx.Client(
             base_url=url.rstrip("/") + "/v1",
-            headers={"Authorization": f"Bearer {key}"},
+            headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=timeout,
+            verify=trusted,
             # The API is where it is said to be, whatever a proxy variable says of the rest.
             trust_env=False,
         )
 
     def close(self) -> None:
         self._http.close()
+
+    def enrol(self, token: str, node: str) -> str:
+        """Exchanges a one-time token for the node's key."""
+        return self._post("/nodes/enrol", {"token": token, "node": node}, _Enrolled).key
 
     def register(self, description: dict[str, Any]) -> Registration:
         return self._post("/nodes/register", description, Registration)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import threading
 import warnings
 from typing import Any
@@ -34,6 +35,7 @@ def make_app(settings: WorkerSettings, node: Node) -> Celery:
     """The Celery application of this node, with its one task."""
     app = Celery("octrain", broker=settings.broker.redis_url)
     app.conf.update(
+        broker_use_ssl=_broker_tls(settings) or None,
         accept_content=["json"],
         task_serializer="json",
         task_default_queue=node.queue,
@@ -66,6 +68,16 @@ def make_app(settings: WorkerSettings, node: Node) -> Celery:
         node.run_attempt(job_id, attempt_id, attempt)
 
     return app
+
+
+def _broker_tls(settings: WorkerSettings) -> dict[str, Any]:
+    """What the broker's client is told for `rediss://`: certificates are always verified."""
+    if not settings.broker.redis_url.startswith("rediss://"):
+        return {}
+    options: dict[str, Any] = {"ssl_cert_reqs": ssl.CERT_REQUIRED, "ssl_check_hostname": True}
+    if settings.api.ca_file is not None:
+        options["ssl_ca_certs"] = str(settings.api.ca_file)
+    return options
 
 
 class _NodeWorker(Worker):

@@ -38,6 +38,10 @@ class ApiSettings(BaseSettings):
 
     api_url: str = "http://127.0.0.1:8000"
     node_key: SecretStr = SecretStr("")
+    # A one-time token that the node exchanges for its key: see octrain_worker.enrolment.
+    node_token: SecretStr = SecretStr("")
+    # PEM file of certificate authorities to trust beside the system's, of the API and the broker.
+    ca_file: Path | None = None
 
 
 class BrokerSettings(BaseSettings):

@@ -83,6 +83,10 @@ class Claim(Wish):
     )
     device: str
     gpu_indices: list[int]
+    roots: list[str] | None = Field(
+        default=None,
+        description="the folders that the job's owner may read; null: all roots of the node",
+    )
 
 
 class Fenced(BaseModel):

@@ -30,6 +30,7 @@ from octrain_api.datasets.repository import DatasetRepository
 from octrain_api.events.repository import EventRepository
 from octrain_api.ids import new_id
 from octrain_api.jobs import endings, limits
+from octrain_api.jobs.checks import own_root_texts
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.listener import notify_job
@@ -130,6 +131,7 @@ class AttemptService:
             dataset_from=await self._dataset_from(job),
             device=attempt.device,
             gpu_indices=attempt.gpu_indices,
+            roots=own_root_texts(self._settings.storage, job.owner),
         )
 
     async def _model_from(self, model: dict[str, Any]) -> ModelFrom | None:

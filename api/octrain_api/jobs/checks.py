@@ -6,11 +6,12 @@ checked up to a bound; what only a node sees is checked there, when it claims th
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from octrain_api.problems import ProblemError
+from octrain_api.settings import StorageSettings
 
 _PATH_FIELDS = (("model", "path"), ("tokenizer", "path"), ("data", "path"))
 _MAX_TEXT_FILES = 10_000
@@ -43,12 +44,59 @@ def check_files(
     return problems
 
 
+def check_secrets(spec: dict[str, Any], allows: Callable[[str], bool]) -> list[ProblemError]:
+    """Secrets that the spec names and its owner may not use: unknown ones look the same."""
+    return [
+        ProblemError(
+            pointer=f"/secrets/{variable}",
+            message=f"there is no secret {name!r} for this owner; the operator sets which there "
+            "are (OCTRAIN_JOB_SECRETS)",
+            code="unknown_secret",
+        )
+        for variable, name in spec.get("secrets", {}).items()
+        if not allows(name)
+    ]
+
+
+def own_root_texts(storage: StorageSettings, owner: str) -> list[str] | None:
+    """The owner's own roots as nodes are told them; None for one who has everybody's."""
+    own = storage.own_roots(owner)
+    return [str(root) for root in own] if own is not None else None
+
+
+def narrowed(node_roots: Sequence[str], own: Sequence[str] | None) -> list[str]:
+    """The nodes' roots as far as an owner with roots of their own may read them.
+
+    By the writing of the paths: each node follows its own links when it claims the job.
+    """
+    if own is None:
+        return list(node_roots)
+    found = []
+    for node_root in map(os.path.normpath, node_roots):
+        for root in map(os.path.normpath, own):
+            if (root + os.sep).startswith(node_root.rstrip(os.sep) + os.sep):
+                found.append(root)
+            elif (node_root + os.sep).startswith(root.rstrip(os.sep) + os.sep):
+                found.append(node_root)
+    return list(dict.fromkeys(found))
+
+
 def _place(
     path: str, roots: Sequence[Path], node_roots: Sequence[str]
 ) -> tuple[Path | None, str | None]:
     """The readable file or folder below this server's roots, if any; or why the path is refused."""
     if "\x00" in path:
         return None, "a path cannot hold a NUL character"
+    try:
+        return _look_up(path, roots, node_roots)
+    except (OSError, RuntimeError, ValueError):
+        # Too long a name, a loop of links, half a surrogate pair.
+        return None, f"{path!r} is no path that a file can have"
+
+
+def _look_up(
+    path: str, roots: Sequence[Path], node_roots: Sequence[str]
+) -> tuple[Path | None, str | None]:
     if not roots and not node_roots:
         return None, (
             "this server allows no paths: its operator sets OCTRAIN_ROOTS to the folders that "

@@ -18,7 +18,12 @@ from octrain_api.datasets.service import DatasetService
 from octrain_api.events.repository import EventRepository
 from octrain_api.ids import new_id
 from octrain_api.jobs import limits, transitions
-from octrain_api.jobs.checks import check_files
+from octrain_api.jobs.checks import (
+    check_files,
+    check_secrets,
+    narrowed,
+    own_root_texts,
+)
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import FINAL, Actor, Status
 from octrain_api.listener import notify_queue
@@ -140,6 +145,8 @@ class JobService:
         body, recipe_from = await RecipeService(self._session, self._principal).expand(body)
         spec = self.resolve(body)
         errors = await self._check_model(spec["model"])
+        owner = self._principal.owner
+        errors += check_secrets(spec, lambda name: self._settings.secrets.allows(name, owner))
         if spec["data"]["source"] == "upload":
             datasets = DatasetService(self._session, self._settings.datasets, self._principal)
             errors += await datasets.pin(spec["data"])
@@ -151,8 +158,11 @@ class JobService:
         errors += await asyncio.to_thread(
             check_files,
             spec,
-            storage.roots,
-            [root for node in nodes for root in node.roots],
+            storage.roots_of(self._principal.owner),
+            narrowed(
+                [root for node in nodes for root in node.roots],
+                own_root_texts(storage, self._principal.owner),
+            ),
             storage.data_check_bytes,
         )
         if errors:

@@ -59,6 +59,9 @@ class PlanQuestion(BaseModel):
     key: str
     owner: str
     spec: dict[str, Any]
+    roots: list[str] | None = Field(
+        default=None, description="the folders that the owner may read; null: all of the node's"
+    )
 
 
 class PlanTaken(BaseModel):

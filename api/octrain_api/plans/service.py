@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import Need, device_for, need_of, refusal
+from octrain_api.jobs.checks import own_root_texts
 from octrain_api.jobs.service import JobService
 from octrain_api.listener import notify_job
 from octrain_api.models import Node
@@ -26,7 +27,7 @@ from octrain_api.plans.schemas import (
 )
 from octrain_api.plans.tables import PlanRequest
 from octrain_api.problems import Problem, ProblemError, not_found
-from octrain_api.settings import Settings
+from octrain_api.settings import Settings, StorageSettings
 
 # Nodes wait for questions under this name, and readers for the answer under the plan's key.
 QUESTIONS = "plans"
@@ -102,7 +103,7 @@ class PlanService:
         """The next question for this node; 404 for a node that is not the caller's."""
         await self._node(node_id, node_name)
         found = await self._plans.take(node_id)
-        return None if found is None else _question(found)
+        return None if found is None else _question(found, self._settings.storage)
 
     async def answer(
         self, node_id: str, node_name: str | None, key: str, answer: PlanAnswer
@@ -201,8 +202,9 @@ def _has_room(node: NodeObject, device: str, need: Need) -> bool:
     return node.cpu_slots - node.cpu_slots_used >= need.ranks
 
 
-def _question(found: PlanRequest) -> PlanQuestion:
-    return PlanQuestion(key=found.key, owner=found.owner, spec=found.spec)
+def _question(found: PlanRequest, storage: StorageSettings) -> PlanQuestion:
+    roots = own_root_texts(storage, found.owner)
+    return PlanQuestion(key=found.key, owner=found.owner, spec=found.spec, roots=roots)
 
 
 def _refused(problem: Problem) -> ValidationReport:

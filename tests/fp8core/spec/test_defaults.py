@@ -91,6 +91,7 @@ RESOLVED: dict[str, Any] = {
         "idle_gpu_timeout_seconds": None,
         "on_stall": "report",
     },
+    "secrets": {},
 }  # fmt: skip
 
 

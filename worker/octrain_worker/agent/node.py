@@ -47,7 +47,11 @@ class Node:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
-        self._client = ApiClient(settings.api.api_url, settings.api.node_key.get_secret_value())
+        self._client = ApiClient(
+            settings.api.api_url,
+            settings.api.node_key.get_secret_value(),
+            ca_file=settings.api.ca_file,
+        )
         self._stopping = threading.Event()
         self._hurry = threading.Event()
         self._released = threading.Event()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, PlanQuestion
+from octrain_worker.roots import allowed_roots
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.environment import trainer_environment
 
@@ -41,6 +42,7 @@ class Planner:
             settings.api.api_url,
             settings.api.node_key.get_secret_value(),
             timeout=_WAIT_SECONDS + 10,
+            ca_file=settings.api.ca_file,
         )
 
     def run(self) -> None:
@@ -71,8 +73,10 @@ class Planner:
             path = Path(folder, "spec.json")
             path.write_text(json.dumps(question.spec), encoding="utf-8")
             command = [*self._settings.trainer.command, "plan", str(path), "--json"]
-            for root in self._settings.storage.roots:
-                command += ["--root", str(root)]
+            roots = allowed_roots(self._settings.storage.roots, question.roots)
+            # Without a root the planner would read any path of this machine.
+            for root in roots or [folder]:
+                command += ["--root", root]
             return _run(command, self._environment(), folder, self._stopping)
 
     def _environment(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ from octrain_worker.settings import SupervisorSettings
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.log_files import without_hole
 from octrain_worker.supervisor.outcome import Verdict
+from octrain_worker.supervisor.secrets import JobSecrets
 from octrain_worker.supervisor.shipper import Shipper
 from octrain_worker.supervisor.spool import Spool
 from octrain_worker.supervisor.uploads import Upload, Uploads
@@ -60,6 +61,7 @@ class Closing:
         shipper: Shipper,
         uploads: Uploads,
         wakeup: Wakeup,
+        secrets: JobSecrets,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -68,8 +70,11 @@ class Closing:
         self._shipper = shipper
         self._uploads = uploads
         self._wakeup = wakeup
+        self._secrets = secrets
 
     def close(self, verdict: Verdict) -> ExitStatus:
+        if verdict.detail is not None:
+            verdict = replace(verdict, detail=self._secrets.mask(verdict.detail))
         self._link.end_of_training()
         self._remember(verdict)
         if not self._store_all():
@@ -100,7 +105,8 @@ class Closing:
         for path in (self._folder.stdout, self._folder.stderr, self._folder.work / "crash.log"):
             try:
                 if path.exists() and path.stat().st_size:
-                    whole = without_hole(path, self._folder.uploads / "logs")
+                    kept = self._folder.uploads / "logs"
+                    whole = self._secrets.masked_file(without_hole(path, kept), kept)
                     self._uploads.add(Upload("log", path.name, whole))
             except OSError as error:
                 self._link.note("artifact_lost", f"{path.name} is not kept: {error}")

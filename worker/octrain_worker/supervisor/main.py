@@ -19,6 +19,7 @@ from pathlib import Path
 
 from octrain_worker.api_client import ApiClient
 from octrain_worker.attempt_folder import AttemptFolder, SupervisorRecord
+from octrain_worker.logs import set_attempt
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.closing import ExitStatus
 from octrain_worker.supervisor.environment import trainer_environment
@@ -102,7 +103,12 @@ def _run(
     )
     if trainer is not None:
         _adopt_logs(_spare_folder(settings, marker), folder)
-    client = ApiClient(settings.api.api_url, settings.api.node_key.get_secret_value())
+    set_attempt(assignment.job_id, assignment.attempt_id)
+    client = ApiClient(
+        settings.api.api_url,
+        settings.api.node_key.get_secret_value(),
+        ca_file=settings.api.ca_file,
+    )
     supervisor = Supervisor(
         settings,
         folder,

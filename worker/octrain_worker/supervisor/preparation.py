@@ -17,6 +17,7 @@ from fp8core.spec.outcomes import Outcome, Reason
 from octrain_worker.api_client import Claim
 from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_time
+from octrain_worker.roots import allowed_roots
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.fetching import (
     fetch_checkpoint,
@@ -26,6 +27,7 @@ from octrain_worker.supervisor.fetching import (
 )
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.outcome import Verdict
+from octrain_worker.supervisor.secrets import JobSecrets
 
 __all__ = ["Preparation", "trainer_order"]
 
@@ -78,6 +80,7 @@ class Preparation:
     def _prepare(self) -> Verdict | None:
         claim, folder = self._claim, self._folder
         write_private(folder.spec, claim.spec)
+        JobSecrets(claim.spec).check()
         model = claim.spec.get("model") or {}
         if claim.model_from is None and model.get("source") == "job":
             raise ModelUnavailable(
@@ -179,7 +182,7 @@ def store_room(settings: WorkerSettings, claim: Claim) -> Room | None:
 def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings) -> dict[str, Any]:
     """The line that tells a spare trainer what to do."""
     # Without a root the trainer would read any path of this machine that a spec names.
-    roots = [str(root) for root in settings.storage.roots] or [str(folder.work)]
+    roots = allowed_roots(settings.storage.roots, claim.roots) or [str(folder.work)]
     visible = ",".join(str(index) for index in claim.gpu_indices) if claim.device == "cuda" else ""
     environment = {"CUDA_VISIBLE_DEVICES": visible}
     store = store_room(settings, claim)
@@ -193,7 +196,7 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
         "device": claim.device,
         "job_folder": str(folder.model) if claim.model_from is not None else None,
         "upload_folder": str(folder.dataset) if claim.dataset_from is not None else None,
-        "env": environment,
+        "env": environment | JobSecrets(claim.spec).environment(),
     }
 
 

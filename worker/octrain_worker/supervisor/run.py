@@ -36,6 +36,7 @@ from octrain_worker.supervisor.log_files import bound_logs
 from octrain_worker.supervisor.outcome import Ending, StopCause, Verdict, classify
 from octrain_worker.supervisor.preparation import Preparation, trainer_order
 from octrain_worker.supervisor.process_tree import descendants, end_processes, with_environment
+from octrain_worker.supervisor.secrets import JobSecrets
 from octrain_worker.supervisor.shipper import Shipper
 from octrain_worker.supervisor.spool import Spool
 from octrain_worker.supervisor.stopping import Stopping, StopStep
@@ -103,7 +104,8 @@ class Supervisor:
             poke=self._wakeup.poke,
         )
         self._link.hear(claimed.sent_at, claim)
-        self._spool = Spool(self._folder.spool)
+        self._secrets = JobSecrets(claim.spec)
+        self._spool = Spool(self._folder.spool, mask=self._secrets.mask_json)
         try:
             return self._supervise(claim)
         finally:
@@ -146,6 +148,7 @@ class Supervisor:
             shipper,
             uploads,
             self._wakeup,
+            self._secrets,
         )
         return closing.close(verdict)
 

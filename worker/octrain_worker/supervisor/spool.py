@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,10 +38,18 @@ class Spool:
     ``append`` raises ``OSError`` when the disk is full, and has then written nothing.
     """
 
-    def __init__(self, folder: Path, *, segment_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = 4 << 20,
+        mask: Callable[[bytes], bytes] = lambda line: line,
+    ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._segment_bytes = segment_bytes
+        # What every record goes through before it is written, and so before it is sent.
+        self._mask = mask
         self._lock = threading.Lock()
         self._positions: dict[str, int] = {}
         self._last = 0
@@ -79,7 +87,7 @@ class Spool:
                 if entry.source is not None:
                     positions[entry.source] = entry.position
                     line["from"] = [entry.source, entry.position]
-                lines.append(_line(line))
+                lines.append(self._mask(_line(line)))
             self._write(b"".join(lines))
             self._positions = positions
             self._last += len(lines)
