@@ -44,6 +44,12 @@ TAGS = {
 _REF = "#/components/schemas/{model}"
 _BINARY = {"type": "string", "format": "binary"}
 _TEXT = {"type": "string"}
+# One message of a stream, its fields as text; a comment or a bare `retry` is none.
+_MESSAGE = {
+    "type": "object",
+    "description": "A server-sent message. `data` is JSON; `id` goes into `Last-Event-ID`.",
+    "properties": {"event": _TEXT, "id": _TEXT, "data": _TEXT},
+}
 # The scope that each dependency of octrain_api.auth lets pass.
 _SCOPES = {
     get_args(annotated)[1].dependency: scope
@@ -200,8 +206,9 @@ def _complete(
         answers["200"] = {**answers["201"], "description": _ALSO_200[identifier]}
     for status, answer in answers.items():
         for media_type, content in answer.get("content", {}).items():
-            if not content.get("schema"):
-                content["schema"] = _TEXT if media_type.startswith("text/") else _BINARY
+            # The framework says of a stream that it is text.
+            if not content.get("schema") or media_type == "text/event-stream":
+                content["schema"] = copy.deepcopy(_plain(media_type))
         _add_headers(identifier, status, answer)
     kinds = kinds_of(operation, scope)
     for status, answer in answers_of(kinds, has_content=method != "head").items():
@@ -216,6 +223,13 @@ def _complete(
             components["responses"].setdefault(name, answer)
             answers[status] = {"$ref": f"#/components/responses/{name}"}
     operation["responses"] = dict(sorted(answers.items()))
+
+
+def _plain(media_type: str) -> dict[str, Any]:
+    """The schema of what is no JSON."""
+    if media_type == "text/event-stream":
+        return _MESSAGE
+    return _TEXT if media_type.startswith("text/") else _BINARY
 
 
 def _add_headers(identifier: str, status: str, answer: dict[str, Any]) -> None:

@@ -7,11 +7,13 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, Field
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import compile_path
 
 from octrain_api.numbers import clean
 from octrain_api.problem_kinds import KINDS
@@ -128,6 +130,20 @@ def _pointer(location: Sequence[int | str]) -> str:
     return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in parts)
 
 
+def _methods_at(app: FastAPI, path: str) -> list[str]:
+    """What the resource at this path takes: the framework names one route's methods alone."""
+    template, found = None, set[str]()
+    for context in iter_route_contexts(app.routes):
+        methods = getattr(context.original_route, "methods", None)
+        if not methods or context.path is None:
+            continue
+        if template is None and compile_path(context.path)[0].match(path):
+            template = context.path
+        if context.path == template:
+            found |= methods
+    return sorted(found)
+
+
 # Statuses that have one kind only are told by it; those with several by what raised the problem.
 _BY_STATUS = {
     400: "bad-request",
@@ -157,6 +173,8 @@ def install(app: FastAPI) -> None:
         else:
             detail = str(error.detail)
         headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods_at(app, request.url.path))
         return response(
             request,
             Problem(error.status_code, kind.name, kind.title, detail, headers=headers),

@@ -47,7 +47,7 @@ class DatasetRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [EXAMPLE]})
 
     name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00]+$")
-    size: int = Field(ge=1, le=2**50, description="bytes of the whole file")
+    size: int = Field(strict=True, ge=1, le=2**50, description="bytes of the whole file")
     sha256: str = Field(pattern="^[0-9a-f]{64}$", description="of the whole file")
     media: Media = Field(description="JSON Lines, plain UTF-8 text, or Parquet")
     format: DataFormat = Field(

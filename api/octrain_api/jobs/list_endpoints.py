@@ -20,6 +20,7 @@ from octrain_api.jobs.views import job_objects
 from octrain_api.models import Job
 from octrain_api.pagination import cut
 from octrain_api.problems import Problem, ProblemError
+from octrain_api.times import WrittenTime
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -87,7 +88,8 @@ def _fields(
 
 
 Time = Annotated[
-    datetime | None, Query(description="RFC 3339; UTC where it has no offset: 2026-01-31T12:00:00Z")
+    WrittenTime | None,
+    Query(description="RFC 3339; UTC where it has no offset: 2026-01-31T12:00:00Z"),
 ]
 
 

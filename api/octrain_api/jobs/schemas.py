@@ -150,7 +150,7 @@ class JobChanges(BaseModel):
         default={}, description="merged with the job's; null removes a label"
     )
     notes: str = ""
-    priority: int = 0
+    priority: int = Field(default=0, strict=True)
     spec: dict[str, Any] = Field(
         default={}, description="merge patch (RFC 7396) over the spec of a draft"
     )
@@ -169,7 +169,9 @@ class CancelRequest(BaseModel):
     status: list[Status] | None = Field(default=None, description="of unfinished jobs only")
     labels: dict[str, str] | None = None
     name: str | None = None
-    every: bool = Field(default=False, description="true to cancel all of your unfinished jobs")
+    every: bool = Field(
+        default=False, strict=True, description="true to cancel all of your unfinished jobs"
+    )
 
 
 class CancelResult(BaseModel):

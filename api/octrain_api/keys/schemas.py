@@ -65,7 +65,7 @@ class KeyRotation(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"grace_seconds": 86_400}]}
     )
 
-    grace_seconds: int = Field(default=86_400, ge=0, le=LONGEST_GRACE)
+    grace_seconds: int = Field(default=86_400, strict=True, ge=0, le=LONGEST_GRACE)
 
 
 class KeyObject(BaseModel):
@@ -111,7 +111,7 @@ class TokenRequest(BaseModel):
         "null: any name that no node has",
     )
     owner: Label | None = Field(default=None, description="of the node's key; null: your own")
-    expires_in_seconds: int = Field(default=3600, ge=10, le=7 * 86_400)
+    expires_in_seconds: int = Field(default=3600, strict=True, ge=10, le=7 * 86_400)
 
 
 class TokenObject(BaseModel):

@@ -11,10 +11,18 @@ class Quotas(BaseModel):
         json_schema_extra={"examples": [{"queued": 100, "running": 8, "gpu_hours": 500}]},
     )
 
-    queued: int | None = Field(default=None, ge=0, description="jobs that wait in the queue")
-    running: int | None = Field(default=None, ge=0, description="jobs that hold a place on a node")
+    queued: int | None = Field(
+        default=None, ge=0, strict=True, description="jobs that wait in the queue"
+    )
+    running: int | None = Field(
+        default=None, ge=0, strict=True, description="jobs that hold a place on a node"
+    )
     gpu_hours: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="GPU-hours within the window"
+        default=None,
+        ge=0,
+        strict=True,
+        allow_inf_nan=False,
+        description="GPU-hours within the window",
     )
 
 

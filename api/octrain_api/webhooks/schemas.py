@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from octrain_api.pagination import Page
+from octrain_api.times import WrittenTime
 from octrain_api.webhooks.messages import pattern_problem
 
 DeliveryStatus = Literal["pending", "delivered", "failed"]
@@ -56,7 +57,7 @@ class WebhookRequest(BaseModel):
     description: Description = ""
     events: EventFilter = Field(default_factory=lambda: ["job.*"])
     labels: LabelFilter = {}
-    active: bool = True
+    active: bool = Field(default=True, strict=True)
 
 
 class WebhookChanges(BaseModel):
@@ -71,7 +72,7 @@ class WebhookChanges(BaseModel):
     events: EventFilter | None = None
     labels: LabelFilter | None = None
     active: bool | None = Field(
-        default=None, description="true also takes back that the service disabled it"
+        strict=True, default=None, description="true also takes back that the service disabled it"
     )
 
 
@@ -81,7 +82,11 @@ class SecretRotation(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{}]})
 
     keep_seconds: int = Field(
-        default=_DAY, ge=0, le=30 * _DAY, description="0: the former secret ends now, for leaks"
+        strict=True,
+        default=_DAY,
+        ge=0,
+        le=30 * _DAY,
+        description="0: the former secret ends now, for leaks",
     )
 
 
@@ -92,8 +97,8 @@ class RedeliverRequest(BaseModel):
         extra="forbid", json_schema_extra={"examples": [{"since": "2026-01-31T00:00:00Z"}]}
     )
 
-    since: datetime
-    until: datetime | None = None
+    since: WrittenTime
+    until: WrittenTime | None = None
 
 
 class WebhookObject(BaseModel):
