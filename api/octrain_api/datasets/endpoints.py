@@ -106,7 +106,7 @@ async def upload_part(
     principal: Writer,
     upload_offset: Annotated[int, Header(ge=0, le=2**53, description="where this part begins")],
 ) -> Response:
-    """Send the next part. Of a part that is cut, what arrived is kept: ask HEAD for the offset."""
+    """Send the next part. After a cut ask HEAD: what had been read by then is kept."""
     done = await receive_part(
         context.database,
         context.settings,

@@ -42,7 +42,7 @@ async def receive_part(
 ) -> Received:
     """Store what comes as the bytes from `offset` on; how far the upload is then.
 
-    What has arrived when the sender hangs up is kept. Raises Problem 404, 409 for another offset
+    What has been read when the sender hangs up is kept. Raises Problem 404, 409 for another offset
     than the next one, 413 for bytes beyond the announced size.
     """
     async with database.transaction() as session:
