@@ -9,7 +9,7 @@ from octrain_api.settings import MetricSettings
 
 
 class MetricKeeper:
-    """One tick compacts; now and then one sweeps."""
+    """One tick compacts; now and then one sweeps, or makes free what compacting left."""
 
     def __init__(self, database: Database, settings: MetricSettings) -> None:
         self._database = database
@@ -23,4 +23,6 @@ class MetricKeeper:
         if self._swept_at is None or now - self._swept_at >= self._settings.sweep_interval:
             await sweep(self._database, self._settings)
             self._swept_at = now
-        return await self._compactor.tick()
+        more = await self._compactor.tick()
+        await self._compactor.vacuum_if_due()
+        return more
