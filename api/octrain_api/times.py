@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import AwareDatetime, BeforeValidator
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
@@ -17,3 +17,4 @@ def _written_out(value: Any) -> Any:
 
 # A date, and mostly a time of day; not a number of seconds, which would be taken otherwise.
 WrittenTime = Annotated[datetime, BeforeValidator(_written_out)]
+WrittenAwareTime = Annotated[AwareDatetime, BeforeValidator(_written_out)]

@@ -3,7 +3,6 @@
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime
 
 from octrain_api.audit.repository import AuditFilter, AuditRepository
 from octrain_api.audit.schemas import AuditList, AuditObject
@@ -11,6 +10,7 @@ from octrain_api.auth import Admin
 from octrain_api.dependencies import SessionDep
 from octrain_api.models import AuditEntry
 from octrain_api.pagination import cut, decode_cursor, encode_cursor
+from octrain_api.times import WrittenAwareTime
 
 router = APIRouter(prefix="/audit", tags=["operations"])
 
@@ -25,8 +25,8 @@ async def list_audit_entries(
     key_id: Name = None,
     target: Name = None,
     outcome: Annotated[Literal["done", "refused", "failed"] | None, Query()] = None,
-    since: Annotated[AwareDatetime | None, Query(description="at or after")] = None,
-    until: Annotated[AwareDatetime | None, Query(description="before")] = None,
+    since: Annotated[WrittenAwareTime | None, Query(description="at or after")] = None,
+    until: Annotated[WrittenAwareTime | None, Query(description="before")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 100,
     cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> AuditList:
