@@ -87,7 +87,7 @@ def test_every_variable_is_one_that_the_program_reads():
         for path in (REPOSITORY / folder).rglob("settings.py")
     )
     known = {"DATABASE_URL", "REDIS_URL", "OCTRAIN_ROOTS", "OCTRAIN_API_URL", "OCTRAIN_NODE_KEY"}
-    known |= {"OCTRAIN_ARTIFACT_URL"}
+    known |= {"OCTRAIN_ARTIFACT_URL", "OCTRAIN_NODE_TOKEN"}
     for variable in known:
         field = variable.removeprefix("OCTRAIN_").lower()
         assert variable in texts or re.search(rf"^    {field}: ", texts, re.MULTILINE), variable
