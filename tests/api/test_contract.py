@@ -137,10 +137,3 @@ def test_nodes_operations_in_short(running: Running) -> None:
         "--max-examples",
         "1",
     )
-
-
-@pytest.mark.slow
-def test_operations_at_length(running: Running) -> None:
-    check(running, running.user, *USERS, "--phases", "coverage", "--max-time", "60")
-    nodes = ("--include-tag", "workers")
-    check(running, running.node, *nodes, "--phases", "coverage", "--max-time", "20")
