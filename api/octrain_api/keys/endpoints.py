@@ -12,8 +12,8 @@ from octrain_api.keys.schemas import (
     KeyList,
     KeyObject,
     KeyRequest,
-    NewKeyObject,
     KeyRotation,
+    NewKeyObject,
 )
 from octrain_api.keys.service import KeyService
 
