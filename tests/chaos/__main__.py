@@ -78,7 +78,7 @@ def run(folder: Path, seed: int, duration: float, jobs: int, settle: float) -> R
     root = corpus(folder / "root")
     references = References(folder / "references", root)
     stack = ChaosStack(folder / "data", roots=[root], nodes=NODES)
-    watch = TrainerWatch()
+    watch = TrainerWatch(stack.data_dir)
     try:
         stack.start()
         wanted = references.finish()

@@ -76,6 +76,8 @@ class Faults:
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._guards: dict[str, float] = {}
+        self._down: set[str] = set()
+        self._looked_at = 0.0
         self._pool = ThreadPoolExecutor(4, "fault")
         self._working: list[Future[None]] = []
         self._lock = threading.Lock()
@@ -83,7 +85,8 @@ class Faults:
     def plan(self, faults: list[Fault]) -> None:
         for fault in faults:
             at = self._began + fault.at
-            self._at(at, functools.partial(self._try, fault, at + _PUT_OFF_SECONDS))
+            put_off = _PUT_OFF_SECONDS * (5 if fault.kind == "kill one rank of two" else 1)
+            self._at(at, functools.partial(self._try, fault, at + put_off))
 
     @property
     def idle(self) -> bool:
@@ -94,9 +97,24 @@ class Faults:
         """Do what is due."""
         while self._due and self._due[0][0] <= time.monotonic():
             heapq.heappop(self._due)[2]()
+        self._start_what_ended()
         for future in [future for future in self._working if future.done()]:
             self._working.remove(future)
             future.result()
+
+    def _start_what_ended(self) -> None:
+        """As ``octrain up`` does: an API that starts while Postgres is away ends by itself."""
+        if time.monotonic() < self._looked_at + 1.0:
+            return
+        self._looked_at = time.monotonic()
+        for name in self.stack.ended():
+            if name not in self._down:
+                self._say(f"    {name} ended by itself, and is started again")
+                self.stack.restart(name)
+
+    def _start_again(self, name: str) -> None:
+        self.stack.restart(name)
+        self._down.discard(name)
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -144,7 +162,9 @@ class Faults:
 
     def trainers(self) -> list[TrainerProcess]:
         ours = {job.id for job in self.users.jobs}
-        return sorted((t for t in trainers() if t.job in ours), key=lambda one: one.attempt)
+        return sorted(
+            (t for t in trainers(self.stack.data_dir) if t.job in ours), key=lambda one: one.attempt
+        )
 
     def _guard_is_free(self, node: str) -> bool:
         return time.monotonic() >= self._guards.get(node, 0.0)
@@ -158,7 +178,8 @@ class Faults:
         if not self.stack.is_running(name):
             return None
         pid = self.stack.kill(name)
-        self._after(seconds, lambda: self.stack.restart(name))
+        self._down.add(name)
+        self._after(seconds, lambda: self._start_again(name))
         return f"{name}, process {pid}"
 
     def kill_api(self, fault: Fault) -> str | None:
@@ -196,6 +217,17 @@ class Faults:
         if not found:
             return None
         victim = _pick(found, fault)
+        done = _signal(victim.pid, signal.SIGKILL)
+        return f"{victim.pid} of {victim.attempt}" if done else None
+
+    def kill_rank(self, fault: Fault) -> str | None:
+        """SIGKILL of a process that the trainer's first one has started, of those that train."""
+        found = self.trainers()
+        pids = {one.pid for one in found}
+        ranks = [one for one in found if one.parent in pids]
+        if not ranks:
+            return None
+        victim = _pick(ranks, fault)
         done = _signal(victim.pid, signal.SIGKILL)
         return f"{victim.pid} of {victim.attempt}" if done else None
 
@@ -259,7 +291,8 @@ class Faults:
             return None
         os.kill(process.pid, signal.SIGQUIT)  # an immediate shutdown: like a crash
         process.wait(time.monotonic() + 30)
-        self._after(fault.seconds, lambda: self.stack.restart("postgres"))
+        self._down.add("postgres")
+        self._after(fault.seconds, lambda: self._start_again("postgres"))
         return f"immediate shutdown of process {process.pid}"
 
     def restart_valkey(self, fault: Fault) -> str | None:
@@ -392,6 +425,7 @@ _KINDS: dict[str, Callable[[Faults, Fault], str | None]] = {
     "kill celery worker": Faults.kill_worker,
     "kill supervisor": Faults.kill_supervisor,
     "kill trainer": Faults.kill_trainer,
+    "kill one rank of two": Faults.kill_rank,
     "kill supervisor and trainer": Faults.kill_supervisor_and_trainer,
     "freeze supervisor": Faults.freeze_supervisor,
     "freeze supervisor beyond its lease": Faults.freeze_supervisor,

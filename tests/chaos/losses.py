@@ -22,7 +22,7 @@ KINDS = {
     "endings": "a job without an end, or with one that nothing explains",
     "attempts": "attempts left open, or not numbered one after another",
     "metrics": "a step not stored, stored twice, or with another value than undisturbed",
-    "events": "a gap in a job's stream, or a change of status without its event",
+    "events": "an event missing in a job's stream, or a change of status without its event",
     "artifacts": "an artifact whose files are not those of its sha256, or a model not there",
     "doubles": "two trainers of one job alive at one instant",
     "processes": "processes left over",
@@ -132,23 +132,27 @@ class Losses:
             return
         text = self._api.ask("GET", f"/jobs/{job.id}/stream").text
         numbers = [int(line[4:]) for line in text.splitlines() if line.startswith("id: ")]
-        if numbers != list(range(1, found["last_event"] + 1)):
+        # Metric batches that are stored together take the last of their numbers in the stream.
+        if numbers != sorted(set(numbers)) or numbers[-1:] != [found["last_event"]]:
             self.add("events", f"{job.id}: the stream has {_odd(numbers)} of {found['last_event']}")
+        events = self._all_events(job)
+        if missing := {event["seq"] for event in events} - set(numbers):
+            self.add("events", f"{job.id}: the stream has no {sorted(missing)}")
         before = None
-        for change in self._changes(job):
+        for change in (event["data"] for event in events if event["kind"] == "status"):
             if change["from"] != before or (before, change["to"]) not in _EDGES:
                 self.add("events", f"{job.id}: from {change['from']} to {change['to']}")
             before = change["to"]
         if before != found["status"]:
             self.add("events", f"{job.id} is {found['status']}, its last event says {before}")
 
-    def _changes(self, job: PostedJob) -> list[dict[str, Any]]:
-        changes: list[dict[str, Any]] = []
+    def _all_events(self, job: PostedJob) -> list[dict[str, Any]]:
+        events: list[dict[str, Any]] = []
         after = 0
         while items := self._api.get(f"/jobs/{job.id}/events", after=after, limit=500)["items"]:
-            changes += [item["data"] for item in items if item["kind"] == "status"]
+            events += items
             after = items[-1]["seq"]
-        return changes
+        return events
 
     def _artifacts(self, job: PostedJob, found: dict[str, Any], torn: set[str]) -> None:
         artifacts = self._api.get(f"/jobs/{job.id}/artifacts")["items"]

@@ -26,6 +26,7 @@ DECK: dict[str, tuple[int, tuple[float, float]]] = {
     "kill celery worker": (1, (0.5, 6.0)),
     "kill supervisor": (3, (0.0, 0.0)),
     "kill trainer": (3, (0.0, 0.0)),
+    "kill one rank of two": (1, (0.0, 0.0)),
     "kill supervisor and trainer": (1, (0.0, 0.0)),
     "freeze supervisor": (1, (2.0, 12.0)),
     "freeze supervisor beyond its lease": (1, (45.0, 55.0)),

@@ -119,6 +119,10 @@ class ChaosStack(LocalStack):
     def is_running(self, name: str) -> bool:
         return self.process(name).running
 
+    def ended(self) -> list[str]:
+        """The processes of ours that do not run."""
+        return [name for name, process in self._processes.items() if not process.running]
+
     def reap(self) -> None:
         """Take the status of orphans that became our children, so that none stays a zombie."""
         ours = {process.pid for process in self._processes.values()}

@@ -34,7 +34,18 @@ def test_ten_minutes_hold_a_hundred_faults_of_every_kind(seed: int) -> None:
 @pytest.mark.e2e
 @pytest.mark.slow
 def test_a_minute_of_faults_loses_nothing(tmp_path: Path) -> None:
-    command = ("-m", "tests.chaos", "--seed", "3", "--duration", "60", "--jobs", "8")
+    command = (
+        "-m",
+        "tests.chaos",
+        "--seed",
+        "3",
+        "--duration",
+        "60",
+        "--jobs",
+        "8",
+        "--settle",
+        "150",
+    )
     done = subprocess.run(
         [sys.executable, *command, "--folder", str(tmp_path)],
         cwd=REPOSITORY,

@@ -22,7 +22,9 @@ from tests.chaos.stack import LEASE_SECONDS
 __all__ = ["Api", "PostedJob", "Users", "job_spec"]
 
 REAL_STEPS = 1200
-_REAL_EVERY = 6  # so many jobs have one real trainer among them
+TWO_RANK_STEPS = 600
+_REAL_EVERY = 6  # so many jobs have one real trainer among them, and every third of those two ranks
+_TWO_RANKS = 3  # the seed of those
 _PATIENCE_SECONDS = 120.0
 
 
@@ -85,8 +87,12 @@ class Api:
 def job_spec(number: int) -> tuple[str, int, dict[str, Any]]:
     """The kind, the seed and the spec of job ``number``: the same in every run."""
     kind = "real" if number % _REAL_EVERY == _REAL_EVERY - 1 else "scripted"
-    if kind == "real":
-        seed, steps, every = 1 + number // _REAL_EVERY % 2, REAL_STEPS, 150
+    resources: dict[str, Any] = {"device": "cpu"}
+    if kind == "real" and number // _REAL_EVERY % 3 == 0:
+        seed, steps, every = _TWO_RANKS, TWO_RANK_STEPS, 50
+        resources["cpu_ranks"] = 2
+    elif kind == "real":
+        seed, steps, every = number // _REAL_EVERY % 3, REAL_STEPS, 150
     else:
         seed, steps, every = number + 1, 200 + 40 * (number % 5), 25
     spec = {
@@ -109,6 +115,7 @@ def job_spec(number: int) -> tuple[str, int, dict[str, Any]]:
         },
         "data": {"source": "text", "path": "corpus.txt"},
         "recipe": {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 4},
+        "resources": resources,
         "training": {"steps": steps, "batch_size": 1, "sequence_length": 32, "seed": seed},
         "evaluation": {"fraction": 0.1, "max_batches": 1, "every_steps": 0},
         "checkpoint": {"every_steps": every, "keep_last": 2},

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from octrain.local.processes import descendants
+from octrain.local.commands import STACK_VARIABLE
 from tests.chaos.trainer import ATTEMPT, JOB
 
 __all__ = ["TrainerProcess", "TrainerWatch", "trainers"]
@@ -20,6 +20,7 @@ class TrainerProcess:
     """A process of a trainer; ``started`` tells it from a later one of the same id."""
 
     pid: int
+    parent: int
     started: int
     job: str
     attempt: str
@@ -32,8 +33,9 @@ class TrainerProcess:
         )
 
 
-def trainers() -> list[TrainerProcess]:
-    """Every live process that carries the mark of a trainer, of this user's."""
+def trainers(stack: Path) -> list[TrainerProcess]:
+    """Every live process of a trainer of the stack on this data folder."""
+    mark = f"{STACK_VARIABLE}={stack}".encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -42,7 +44,7 @@ def trainers() -> list[TrainerProcess]:
             environment = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if JOB.encode() not in environment:
+        if JOB.encode() not in environment or mark not in environment.split(b"\0"):
             continue
         values = dict(
             item.split(b"=", 1) for item in environment.split(b"\0") if item.count(b"=") >= 1
@@ -53,6 +55,7 @@ def trainers() -> list[TrainerProcess]:
         found.append(
             TrainerProcess(
                 int(name),
+                int(fields[1]),
                 int(fields[19]),
                 values[JOB.encode()].decode(),
                 values[ATTEMPT.encode()].decode(),
@@ -70,9 +73,12 @@ def _stat(pid: int) -> list[str] | None:
 
 
 class TrainerWatch:
-    """Looks every 0.1 s. ``doubles`` are the jobs of which two trainers lived at one instant."""
+    """Looks every 0.1 s at a stack's trainers. ``doubles`` are the jobs of which two trainers lived
+    at one instant.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, stack: Path) -> None:
+        self._stack = stack
         self.doubles: dict[tuple[str, str, str], str] = {}
         self.looks = 0
         self.most = 0
@@ -93,7 +99,7 @@ class TrainerWatch:
     def look(self) -> None:
         self.looks += 1
         by_job: dict[str, list[TrainerProcess]] = {}
-        for trainer in trainers():
+        for trainer in trainers(self._stack):
             by_job.setdefault(trainer.job, []).append(trainer)
         self.most = max(self.most, len(by_job))
         for job, found in by_job.items():
@@ -101,16 +107,15 @@ class TrainerWatch:
                 self._judge(job, found)
 
     def _judge(self, job: str, found: list[TrainerProcess]) -> None:
-        """Two of different attempts, or of one attempt and neither the other's descendant. The
-        one that was read first may have ended before the other began: so both are looked at again,
-        and only one that then still lives overlapped."""
+        """Two of different attempts are one too many. Of one attempt there are many, the ranks and
+        their helpers, but all below one supervisor. The one that was read first may have ended
+        before the other began: so both are looked at again, and only one that then still lives
+        overlapped."""
         for first in found:
             for second in found:
                 if first.pid >= second.pid or not (second.alive and first.alive):
                     continue
-                if first.attempt == second.attempt and (
-                    second.pid in descendants(first.pid) or first.pid in descendants(second.pid)
-                ):
+                if first.attempt == second.attempt and not _supervised_apart(first, second):
                     continue
                 if first.alive and second.alive:
                     names = sorted((first.attempt, second.attempt))
@@ -118,3 +123,17 @@ class TrainerWatch:
                         f"{job}: process {first.pid} of {first.attempt} and {second.pid} of "
                         f"{second.attempt}"
                     )
+
+
+def _supervised_apart(first: TrainerProcess, second: TrainerProcess) -> bool:
+    """Whether both are children of supervisors, and of two."""
+    return first.parent != second.parent and all(
+        "octrain_worker supervise" in _command(one.parent) for one in (first, second)
+    )
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""

@@ -1,0 +1,21 @@
+"""The tests that docs/reliability.md names are there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+_NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+
+
+def test_every_named_test_exists() -> None:
+    named = _NAMED.findall((REPOSITORY / "docs" / "reliability.md").read_text())
+    assert len(named) > 40
+    missing = [
+        f"{file}::{name}"
+        for file, name in named
+        if not (REPOSITORY / file).exists()
+        or (name and f"def {name}(" not in (REPOSITORY / file).read_text())
+    ]
+    assert missing == []
