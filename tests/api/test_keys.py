@@ -228,6 +228,8 @@ async def test_a_node_key_touches_nothing_of_another_node(
         "/v1/nodes/enrol",
         "/v1/nodes/{node_id}/heartbeat",
         "/v1/nodes/{node_id}/metrics",
+        "/v1/nodes/{node_id}/plans:take",
+        "/v1/nodes/{node_id}/plans/{key}",
     }, "a new route of workers must be tried here too"
     before = (await user.get(f"/jobs/{running_job}")).json()
     for stranger in (other, unbound):
@@ -240,6 +242,12 @@ async def test_a_node_key_touches_nothing_of_another_node(
         sample = {"id": "sample-1", "age_seconds": 1, "host": {}, "gpus": []}
         told = await stranger.post(f"/nodes/{worker.node_id}/metrics", json={"samples": [sample]})
         assert told.status_code == 404, told.text
+        taken = await stranger.post(f"/nodes/{worker.node_id}/plans:take?wait=0", json={})
+        assert taken.status_code == 404, taken.text
+        answered = await stranger.post(
+            f"/nodes/{worker.node_id}/plans/{'0' * 64}", json={"problem": "x"}
+        )
+        assert answered.status_code == 404, answered.text
         assert (await stranger.post("/nodes/register", json=_node("node-a"))).status_code == 403
     assert (await user.get(f"/jobs/{running_job}")).json() == before
     assert (await worker.post("heartbeat")).status_code == 200
