@@ -37,6 +37,7 @@ from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.observability.measures import Measures
 from octrain_api.observability.middleware import RequestObserver
 from octrain_api.observability.scrape import Scrape
+from octrain_api.observability.tracing import make_tracing
 from octrain_api.plans.endpoints import router as plans
 from octrain_api.rate_limits.limiter import RateLimiter
 from octrain_api.readiness import Readiness
@@ -57,8 +58,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     principals, tags = Principals(database, listener), JobTags(listener)
     measures, last_use = Measures(), LastUse(database, settings.keys.last_use_interval)
     live = Streams(database, listener, settings.http)
+    tracing = make_tracing(settings.tracing, "octrain-api")
     context = Context(
         measures=measures,
+        tracing=tracing,
         readiness=Readiness(database, settings),
         scrape=Scrape(
             database,
@@ -101,6 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.to_thread(tracing.close)
             await database.close()
 
     app = FastAPI(
@@ -145,7 +149,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.add_middleware(RequestGuard, settings=settings.http)
     app.add_middleware(
-        RequestObserver, settings=settings.logs, measures=measures, afterwards=afterwards
+        RequestObserver,
+        settings=settings.logs,
+        measures=measures,
+        tracing=tracing,
+        afterwards=afterwards,
     )
     problems.install(app)
     docs.install(app)

@@ -14,6 +14,7 @@ from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.observability.measures import Measures
 from octrain_api.observability.scrape import Scrape
+from octrain_api.observability.tracing import Tracing
 from octrain_api.readiness import Readiness
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
@@ -29,6 +30,7 @@ class Context:
     measures: Measures
     readiness: Readiness
     scrape: Scrape
+    tracing: Tracing
     principals: Principals
     jobs: JobReader
     streams: Streams

@@ -183,6 +183,16 @@ class PrometheusSettings(BaseSettings):
     access: Literal["admin", "open"] = "admin"
 
 
+class TracingSettings(BaseSettings):
+    """Where traces go: the URL of an OTLP/HTTP receiver, `http://collector:4318/v1/traces`."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_TRACING_")
+
+    endpoint: str | None = None
+    # The share of requests traced; a caller's own decision goes before it.
+    sample: float = Field(default=1.0, ge=0, le=1)
+
+
 class LogSettings(BaseSettings):
     """What is logged, and in which form."""
 
@@ -317,6 +327,7 @@ class Settings(BaseSettings):
     rate_limits: RateLimitSettings = Field(default_factory=RateLimitSettings)
     secrets: JobSecretSettings = Field(default_factory=JobSecretSettings)
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)
+    tracing: TracingSettings = Field(default_factory=TracingSettings)
     prometheus: PrometheusSettings = Field(default_factory=PrometheusSettings)
     logs: LogSettings = Field(default_factory=LogSettings)
     controller: ControllerSettings = Field(default_factory=ControllerSettings)

@@ -179,6 +179,8 @@ class Claim(WishAnswer):
     dataset_from: DatasetPoint | None = None
     device: str = "cpu"
     gpu_indices: list[int] = []
+    # W3C trace context of the request that made the job.
+    traceparent: str | None = None
     # The folders that the job's owner may read; None: all of the node's roots.
     roots: list[str] | None = None
 

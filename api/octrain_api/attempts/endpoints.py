@@ -16,9 +16,14 @@ from octrain_api.attempts.schemas import (
 )
 from octrain_api.attempts.service import AttemptService
 from octrain_api.auth import NodeWorker
-from octrain_api.dependencies import ContextDep, SessionDep
+from octrain_api.dependencies import Context, ContextDep, SessionDep
 
 router = APIRouter(prefix="/attempts", tags=["workers"])
+
+
+def _trace(context: Context, service: AttemptService) -> None:
+    if service.traced is not None:
+        context.tracing.record(*service.traced)
 
 
 @router.post("/{attempt_id}/claim")
@@ -31,7 +36,9 @@ async def claim_attempt(
 ) -> Claim:
     """Take a placed attempt, once: a second supervisor gets 409."""
     service = AttemptService(session, context.settings, principal.node)
-    return await service.claim(attempt_id, body)
+    answer = await service.claim(attempt_id, body)
+    _trace(context, service)
+    return answer
 
 
 @router.post("/{attempt_id}/heartbeat")
@@ -44,7 +51,9 @@ async def heartbeat_attempt(
 ) -> HeartbeatAnswer:
     """Renew the lease; the answer says what is wanted."""
     service = AttemptService(session, context.settings, principal.node)
-    return await service.heartbeat(attempt_id, body)
+    answer = await service.heartbeat(attempt_id, body)
+    _trace(context, service)
+    return answer
 
 
 @router.post("/{attempt_id}/telemetry", openapi_extra=TELEMETRY_BODY)
@@ -61,6 +70,7 @@ async def send_telemetry(
     """
     service = AttemptService(session, context.settings, principal.node)
     answer = await service.telemetry(attempt_id, batch)
+    _trace(context, service)
     context.measures.telemetry_batches.inc()
     context.measures.telemetry_records.inc(batch.count)
     return answer

@@ -83,6 +83,9 @@ class Claim(Wish):
     )
     device: str
     gpu_indices: list[int]
+    traceparent: str | None = Field(
+        default=None, description="W3C trace context of the request that made the job"
+    )
     roots: list[str] | None = Field(
         default=None,
         description="the folders that the job's owner may read; null: all roots of the node",

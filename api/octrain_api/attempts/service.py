@@ -1,5 +1,6 @@
 """The worker protocol: every write after the claim is guarded by the attempt's fencing token."""
 
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -37,6 +38,7 @@ from octrain_api.listener import notify_job
 from octrain_api.models import Artifact, Attempt, Job
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.numbers import clean_text
+from octrain_api.observability.tracing import job_attributes
 from octrain_api.problems import Problem, conflict, not_found
 from octrain_api.settings import Settings
 
@@ -66,6 +68,8 @@ class AttemptService:
         self._node = node
         self._attempts = AttemptRepository(session)
         self._jobs = JobRepository(session)
+        # A span to be recorded: name, parent, begin, attributes.
+        self.traced: tuple[str, str | None, datetime, dict[str, Any]] | None = None
 
     async def _lock(self, attempt_id: str) -> tuple[Job, Attempt]:
         job_id = await self._attempts.job_id_of(attempt_id, self._node)
@@ -101,6 +105,7 @@ class AttemptService:
         if attempt.claimed_at is not None and attempt.supervisor != supervisor:
             raise _stale("Another supervisor has claimed this attempt.")
         if attempt.claimed_at is None:
+            self.traced = ("claim", job.traceparent, attempt.created_at, _of(job, attempt))
             await self._attempts.claim(attempt, supervisor, limits.max_run_time(job))
             await self._attempts.forget_message(attempt.id)
             job.avoid_nodes = []
@@ -131,6 +136,7 @@ class AttemptService:
             dataset_from=await self._dataset_from(job),
             device=attempt.device,
             gpu_indices=attempt.gpu_indices,
+            traceparent=job.traceparent,
             roots=own_root_texts(self._settings.storage, job.owner),
         )
 
@@ -172,7 +178,8 @@ class AttemptService:
         phase = clean_text(request.phase) if request.phase is not None else attempt.phase
         step = request.step if request.step is not None else attempt.step
         if (phase, step) != (attempt.phase, attempt.step):
-            attempt.phase, attempt.step = phase, step
+            before, attempt.phase, attempt.step = attempt.step, phase, step
+            self._trace_first_step(job, attempt, before)
             job.version += 1
             await notify_job(self._session, job.id)
             await note_progress(self._session, job, attempt)
@@ -180,6 +187,10 @@ class AttemptService:
             **await self._wish(job),
             lease_seconds=lease,
         )
+
+    def _trace_first_step(self, job: Job, attempt: Attempt, before: int | None) -> None:
+        if not before and attempt.step and attempt.claimed_at is not None:
+            self.traced = ("first step", job.traceparent, attempt.claimed_at, _of(job, attempt))
 
     async def _wish(self, job: Job) -> dict[str, Any]:
         """What is wanted, why, and the seconds that a stop still has: 0 when they are over."""
@@ -205,8 +216,10 @@ class AttemptService:
             )
         new = batch.after(expected - batch.first_seq)
         if new.count:
+            before = attempt.step
             attempt.acknowledged_seq += new.count
             await TelemetryWriter(self._session, job, attempt).write(new)
+            self._trace_first_step(job, attempt, before)
         return TelemetryAnswer(acknowledged_seq=attempt.acknowledged_seq, **await self._wish(job))
 
     async def register_artifact(self, attempt_id: str, request: ArtifactRequest) -> str:
@@ -287,6 +300,10 @@ class AttemptService:
             request.resumable,
         )
         return job.status
+
+
+def _of(job: Job, attempt: Attempt) -> dict[str, Any]:
+    return job_attributes(job.id, attempt)
 
 
 def _resume_from(checkpoint: Artifact) -> ResumeFrom:

@@ -148,6 +148,7 @@ class TelemetryWriter:
                 Actor.SUPERVISOR,
                 attempt=self._attempt,
                 message="Training began.",
+                data={"traceparent": self._job.traceparent} if self._job.traceparent else None,
             )
 
     def _progress(self, record: ProgressRecord) -> None:

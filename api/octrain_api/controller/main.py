@@ -19,6 +19,7 @@ from octrain_api.controller.webhooks import deliver_for_ever
 from octrain_api.database import Database
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
 from octrain_api.migrate import check_schema
+from octrain_api.observability.tracing import Tracing, make_tracing
 from octrain_api.plans.repository import PlanRepository
 from octrain_api.settings import Settings
 
@@ -35,17 +36,19 @@ async def run(settings: Settings, stop: asyncio.Event | None = None) -> None:
     stop = stop or _stop_on_signals()
     database = Database(settings.database, "octrain-controller")
     sender = CelerySender(settings.broker)
+    tracing = make_tracing(settings.tracing, "octrain-controller")
     try:
         async with database.session() as session:
             await check_schema(session)
         while not stop.is_set():
             try:
-                await _lead(database, settings, sender, stop)
+                await _lead(database, settings, sender, tracing, stop)
             except (psycopg.Error, SQLAlchemyError, OSError) as error:
                 log.warning("the database is away, trying again: %s", error)
             await wait_for_stop(stop, settings.controller.tick)
     finally:
         sender.close()
+        await asyncio.to_thread(tracing.close)
         await database.close()
     log.info("the controller has ended")
 
@@ -65,7 +68,11 @@ async def wait_for_stop(stop: asyncio.Event, seconds: float) -> None:
 
 
 async def _lead(
-    database: Database, settings: Settings, sender: CelerySender, stop: asyncio.Event
+    database: Database,
+    settings: Settings,
+    sender: CelerySender,
+    tracing: Tracing,
+    stop: asyncio.Event,
 ) -> None:
     """Hold the lock and run the loops until `stop`, or until the lock's connection is lost."""
     connection = await database.connect()
@@ -77,7 +84,7 @@ async def _lead(
             return
         log.info("this controller leads")
         await connection.execute(f"LISTEN {QUEUE_CHANNEL}")
-        loops = _Loops(database, settings, sender)
+        loops = _Loops(database, settings, sender, tracing)
         tasks = loops.start()
         try:
             await _watch(connection, loops, tasks, stop, settings.controller.tick)
@@ -127,8 +134,11 @@ async def _next_wakeup(
 class _Loops:
     """The loops of the leading controller."""
 
-    def __init__(self, database: Database, settings: Settings, sender: CelerySender) -> None:
+    def __init__(
+        self, database: Database, settings: Settings, sender: CelerySender, tracing: Tracing
+    ) -> None:
         self._database = database
+        self._tracing = tracing
         self._all_settings = settings
         self._settings = settings.controller
         self._reconciler = Reconciler(database, settings)
@@ -182,7 +192,7 @@ class _Loops:
 
     async def _relay(self) -> None:
         try:
-            await relay(self._database, self._settings, self._sender)
+            await relay(self._database, self._settings, self._sender, self._tracing)
             self._broker_pause = 0.0
         except BrokerUnavailable as error:
             self._broker_pause = min(self._broker_pause * 2 or 0.5, _LONGEST_BROKER_PAUSE)

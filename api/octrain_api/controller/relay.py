@@ -19,11 +19,13 @@ from octrain_api.database import Database
 from octrain_api.jobs import transitions
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.transitions import Actor, Status
+from octrain_api.observability.tracing import Tracing
 from octrain_api.settings import BrokerSettings, ControllerSettings
 
 log = logging.getLogger("octrain_api.relay")
 
 TASK = "octrain.run_attempt"
+_NO_TRACING = Tracing()
 
 
 class BrokerUnavailable(Exception):
@@ -59,10 +61,14 @@ class CelerySender:
 
     def send(self, queue: str, task_id: str, payload: dict[str, Any]) -> None:
         """Send, or raise BrokerUnavailable. Blocks."""
+        # The trace context is no argument of the task, but travels as it does over HTTP.
+        arguments = {key: value for key, value in payload.items() if key != "traceparent"}
+        traceparent = payload.get("traceparent")
         try:
             self._app.send_task(
                 TASK,
-                kwargs=payload,
+                kwargs=arguments,
+                headers={"traceparent": traceparent} if traceparent is not None else None,
                 queue=queue,
                 task_id=task_id,
                 ignore_result=True,
@@ -77,7 +83,12 @@ class CelerySender:
         self._app.close()
 
 
-async def relay(database: Database, settings: ControllerSettings, sender: Sender) -> int:
+async def relay(
+    database: Database,
+    settings: ControllerSettings,
+    sender: Sender,
+    tracing: Tracing = _NO_TRACING,
+) -> int:
     """Send what is due; how many. Raises BrokerUnavailable, and then the rest stays for later."""
     async with database.session() as session:
         repository = ControllerRepository(session)
@@ -87,6 +98,12 @@ async def relay(database: Database, settings: ControllerSettings, sender: Sender
         for message in due:
             await asyncio.to_thread(sender.send, message.queue, message.task_id, message.payload)
             sent.append(message.attempt_id)
+            tracing.record(
+                "relay",
+                message.payload.get("traceparent"),
+                message.created_at,
+                {"octrain.job_id": message.payload["job_id"], "octrain.queue": message.queue},
+            )
     except BrokerUnavailable:
         log.warning("the broker took %d of %d messages", len(sent), len(due))
         raise

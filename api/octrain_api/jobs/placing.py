@@ -56,7 +56,8 @@ _PLACE = text(
             attempt = j.attempt + 1, sequence = j.sequence + 1, version = j.version + 1,
             next_attempt_at = NULL, queue_deadline_at = NULL
         FROM p WHERE j.id = p.job
-        RETURNING j.id AS job, j.attempt AS number, j.sequence, j.spec->'limits' AS limits
+        RETURNING j.id AS job, j.attempt AS number, j.sequence, j.spec->'limits' AS limits,
+                  j.traceparent
     ), placed AS (
         INSERT INTO attempts (id, job_id, number, node_id, status, fencing_token, device,
                               gpu_indices, lease_seconds, stall_seconds)
@@ -67,7 +68,9 @@ _PLACE = text(
     ), messages AS (
         INSERT INTO outbox (attempt_id, queue, task_id, payload)
         SELECT attempt, queue, job || ':' || number,
-               jsonb_build_object('job_id', job, 'attempt_id', attempt, 'attempt', number)
+               jsonb_strip_nulls(jsonb_build_object(
+                   'job_id', job, 'attempt_id', attempt, 'attempt', number,
+                   'traceparent', traceparent))
         FROM p JOIN moved USING (job)
     ), told AS (
         INSERT INTO events (job_id, seq, kind, actor, message, attempt, data)

@@ -30,6 +30,7 @@ from octrain_api.listener import notify_queue
 from octrain_api.models import Attempt, Job
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.numbers import clean_text
+from octrain_api.observability.context import current_traceparent
 from octrain_api.problems import Problem, ProblemError, conflict, not_found
 from octrain_api.recipes.service import RecipeService
 from octrain_api.settings import Settings
@@ -104,6 +105,7 @@ class JobService:
                 need=str(need_of(spec)),
                 idempotency_key=idempotency_key,
                 idempotency_hash=digest if idempotency_key is not None else None,
+                traceparent=current_traceparent(),
             )
         )
         wait = limits.max_queue_time(job)

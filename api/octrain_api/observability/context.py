@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-_SANE_ID = re.compile(r"^[A-Za-z0-9._:-]{1,128}$")
+_SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
 @dataclass
@@ -18,6 +18,8 @@ class Work:
     request_id: str = ""
     job_id: str = ""
     attempt_id: str = ""
+    # The W3C trace context of its span, where tracing is on.
+    traceparent: str | None = None
     scope: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def fields(self) -> dict[str, str]:
@@ -39,6 +41,12 @@ def current() -> Work | None:
     return _current.get()
 
 
+def current_traceparent() -> str | None:
+    """The trace context of this task's work; None where tracing is off."""
+    work = _current.get()
+    return work.traceparent if work is not None else None
+
+
 @contextmanager
 def begun(work: Work) -> Iterator[Work]:
     """Let `work` be what this task does."""
@@ -51,6 +59,6 @@ def begun(work: Work) -> Iterator[Work]:
 
 def request_id_from(given: str | None) -> str:
     """The caller's `X-Request-ID` where it is 1 to 128 plain characters, else a new one."""
-    if given is not None and _SANE_ID.match(given):
+    if given is not None and _SANE_ID.fullmatch(given):
         return given
     return f"req_{secrets.token_hex(12)}"

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octrain_api.observability.context import Work, begun, request_id_from
 from octrain_api.observability.measures import Measures
+from octrain_api.observability.tracing import Tracing, sane_traceparent
 from octrain_api.problems import Problem, internal_error, response
 from octrain_api.settings import LogSettings
 
@@ -28,9 +29,16 @@ class RequestObserver:
     """The outermost layer of ours: errors that nothing handled become problems here."""
 
     def __init__(
-        self, app: ASGIApp, *, settings: LogSettings, measures: Measures, afterwards: Afterwards
+        self,
+        app: ASGIApp,
+        *,
+        settings: LogSettings,
+        measures: Measures,
+        tracing: Tracing,
+        afterwards: Afterwards,
     ) -> None:
         self._app = app
+        self._tracing = tracing
         self._logged = settings.requests
         self._measures = measures
         self._afterwards = afterwards
@@ -57,7 +65,13 @@ class RequestObserver:
             await send(message)
 
         began = time.perf_counter()
-        with begun(work), self._measures.serving():
+        parent = sane_traceparent(headers.get(b"traceparent", b"").decode("latin-1"))
+        with (
+            begun(work),
+            self._measures.serving(),
+            self._tracing.span(scope["method"], parent) as span,
+        ):
+            work.traceparent = span.traceparent
             try:
                 await self._app(scope, receive, answering)
             except Exception as error:
@@ -71,6 +85,13 @@ class RequestObserver:
                 route = route_of(scope)
                 self._measures.served(scope["method"], route, status, seconds)
                 self._log(scope, route, status, seconds)
+                span.name, span.failed = f"{scope['method']} {route}", status >= 500
+                span.attributes |= {
+                    "http.request.method": scope["method"],
+                    "http.route": route,
+                    "http.response.status_code": status,
+                    "octrain.request_id": work.request_id,
+                }
             if status:
                 await self._afterwards(Request(scope), status)
 

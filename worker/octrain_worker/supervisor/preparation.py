@@ -185,6 +185,8 @@ def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings)
     roots = allowed_roots(settings.storage.roots, claim.roots) or [str(folder.work)]
     visible = ",".join(str(index) for index in claim.gpu_indices) if claim.device == "cuda" else ""
     environment = {"CUDA_VISIBLE_DEVICES": visible}
+    if claim.traceparent is not None:
+        environment["TRACEPARENT"] = claim.traceparent
     store = store_room(settings, claim)
     if store is not None:
         environment["FP8CORE_STORE_FOLDER"] = str(store.folder)
