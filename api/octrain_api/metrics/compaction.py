@@ -42,6 +42,8 @@ MAX_ROWS = 16_384
 MAX_CELLS = 1 << 22
 # A block of half of that is not joined again.
 _SETTLED = 2
+# Blocks that make an eighth of one wait for the rest of it: a fast job's points are rewritten once.
+_WORTH_WAITING = 8
 MIN_VACUUM_BYTES = 32 << 20
 
 
@@ -74,9 +76,12 @@ def plan(blocks: Sequence[OpenBlock], ended: bool) -> Merge | None:
         end = start
         while end < len(blocks) and blocks[end].tier == tier:
             end += 1
-        run, full = _fitting(blocks[start : min(end, start + FAN_IN)])
-        if full or len(run) == FAN_IN:
-            return Merge(tuple(block.id for block in run), FINAL if full else tier + 1)
+        run, full = _fitting(blocks[start:end])
+        if full:
+            return Merge(tuple(block.id for block in run), FINAL)
+        some = run[:FAN_IN]
+        if len(some) == FAN_IN and _share_of_full(some) * _WORTH_WAITING < 1:
+            return Merge(tuple(block.id for block in some), tier + 1)
         start = end
     return None
 
@@ -89,8 +94,13 @@ def _fitting(blocks: Sequence[OpenBlock]) -> tuple[Sequence[OpenBlock], bool]:
         if count and (more > MAX_ROWS or more * len(together) > MAX_CELLS):
             return blocks[:count], True
         rows, names = more, together
-    settled = rows * _SETTLED >= MAX_ROWS or rows * len(names) * _SETTLED >= MAX_CELLS
-    return blocks, settled
+    return blocks, _share_of_full(blocks) * _SETTLED >= 1
+
+
+def _share_of_full(blocks: Sequence[OpenBlock]) -> float:
+    rows = sum(block.rows for block in blocks)
+    names = frozenset[str]().union(*(block.names for block in blocks))
+    return max(rows / MAX_ROWS, rows * len(names) / MAX_CELLS)
 
 
 class Compactor:

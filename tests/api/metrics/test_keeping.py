@@ -43,6 +43,15 @@ def test_a_block_that_is_full_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     merge = plan(blocks(0, 0, 0, 0, 0, rows=rows), ended=False)
     assert merge is not None
     assert (merge.block_ids, merge.tier) == ((0, 1, 2), FINAL)
+    # Sixteen that make an eighth of one wait until they make half.
+    rows = compaction.MAX_ROWS // 128
+    assert plan(blocks(*[0] * 63, rows=rows), ended=False) is None
+    merge = plan(blocks(*[0] * 64, rows=rows), ended=False)
+    assert merge is not None
+    assert (len(merge.block_ids), merge.tier) == (64, FINAL)
+    merge = plan(blocks(*[0] * 63, rows=rows - 1), ended=False)
+    assert merge is not None
+    assert (len(merge.block_ids), merge.tier) == (16, 1)
     # One that is larger than a block should be is final alone.
     monkeypatch.setattr(compaction, "MAX_CELLS", 1000)
     merge = plan(blocks(0, 0, rows=10, names=1000), ended=False)
