@@ -41,10 +41,15 @@ async def lock_clock(session: AsyncSession, name: str) -> ServiceClock | None:
     return (await session.scalars(statement)).one_or_none()
 
 
-async def api_up_since(session: AsyncSession) -> datetime | None:
-    """Since when the API has been up without a break, as far as it has noted."""
-    statement = select(ServiceClock.up_since).where(ServiceClock.name == API)
-    return (await session.scalars(statement)).one_or_none()
+async def api_was_away_since(session: AsyncSession, moment: datetime, tolerance: int) -> bool:
+    """Whether the API was away, at some time after `moment`, for more than `tolerance` seconds.
+
+    After an outage of the database a supervisor may be answered before the API has noted that it is
+    back; its last note is then that old.
+    """
+    missed = ServiceClock.alive_at < func.now() - seconds(tolerance)
+    statement = select((ServiceClock.up_since > moment) | missed).where(ServiceClock.name == API)
+    return bool(await session.scalar(statement))
 
 
 async def beat_for_ever(database: Database, name: str, interval: float, tolerance: int) -> None:

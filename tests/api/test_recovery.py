@@ -100,8 +100,9 @@ async def test_a_loss_by_our_own_outage_costs_no_restart(
     worker: Any, user: Any, submit: Any, lone_service: Any
 ) -> None:
     """The API was away for longer than the lease; the supervisor stopped its trainer, and says so
-    once it is back: with heartbeats first, or with nothing before the end."""
-    for heard_first in (True, False):
+    once it is back: with heartbeats first, with heartbeats and what it trained in the outage, or
+    with nothing before the end."""
+    for heard_first, late_steps in ((True, False), (True, True), (False, False)):
         job_id = await submit(user, limits={"lease_ttl_seconds": 60})
         await worker.take(job_id)
         await worker.post("heartbeat", step=5)
@@ -112,6 +113,9 @@ async def test_a_loss_by_our_own_outage_costs_no_restart(
         if heard_first:
             assert (await worker.post("heartbeat", step=6)).status_code == 200
             await lone_service.advance(20)
+            if late_steps:
+                record = {"type": "metrics", "step": 6, "values": {"train/loss": 1.0}}
+                assert (await worker.telemetry(1, record)).status_code == 200
             assert (await worker.post("heartbeat", step=6)).status_code == 200
         answer = await worker.finish("failed", "worker_lost", step=6, resumable=True)
         assert answer.json() == {"job_status": "queued"}
@@ -119,6 +123,26 @@ async def test_a_loss_by_our_own_outage_costs_no_restart(
         assert (job["restarts"], job["next_attempt_at"]) == (0, None)
         events = (await user.get(f"/jobs/{job_id}/events")).json()["items"]
         assert "while the API was away" in events[-1]["message"]
+        await user.post(f"/jobs/{job_id}/cancel")
+
+
+async def test_a_supervisor_may_be_back_before_the_apis_own_note(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """The database was away: the first to be answered is a supervisor, not the API's own beat."""
+    for heard_first in (True, False):
+        job_id = await submit(user, limits={"lease_ttl_seconds": 60})
+        await worker.take(job_id)
+        await worker.post("heartbeat", step=5)
+        await worker.reconcile()
+        await lone_service.advance(50, service_away=True)
+        if heard_first:
+            assert (await worker.post("heartbeat", step=6)).status_code == 200
+        await worker.reconcile()
+        await worker.finish("failed", "worker_lost", step=6, resumable=True)
+        job = await _job(user, job_id)
+        assert (job["status"], job["restarts"]) == ("queued", 0), heard_first
+        await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json={})
         await user.post(f"/jobs/{job_id}/cancel")
 
 

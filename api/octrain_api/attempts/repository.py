@@ -7,7 +7,6 @@ from sqlalchemy import delete, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.artifacts.leftovers import ENDED_AFTER, LeftoverRepository
-from octrain_api.clocks import api_up_since
 from octrain_api.database import database_now, seconds
 from octrain_api.models import Artifact, Attempt, Job, Node, Outbox, fencing_tokens
 from octrain_api.usage.repository import UsageRepository
@@ -98,9 +97,12 @@ class AttemptRepository:
         )
         return bool(await self._session.scalar(statement))
 
-    async def renew(self, attempt: Attempt, job: Job, forced_lease: int) -> int:
+    async def renew(
+        self, attempt: Attempt, job: Job, forced_lease: int, *, after_outage: bool
+    ) -> int:
         """Renew the lease and return the seconds it now has.
 
+        `after_outage` says that the API was away since the supervisor was last heard.
         Past the deadline of a cancel or pause it is not renewed beyond deadline + `forced_lease`,
         so that a supervisor that is alive but does not end its trainer loses the attempt all the
         same.
@@ -109,9 +111,7 @@ class AttemptRepository:
         expires = now + timedelta(seconds=attempt.lease_seconds)
         if job.stop_deadline_at is not None:
             expires = min(expires, job.stop_deadline_at + timedelta(seconds=forced_lease))
-        heard = attempt.last_heartbeat_at
-        up_since = await api_up_since(self._session)
-        if heard is not None and up_since is not None and heard < up_since:
+        if after_outage:
             attempt.outage_at = now
         attempt.lease_expires_at = expires
         attempt.last_heartbeat_at = now

@@ -5,6 +5,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from fp8core.spec.outcomes import Reason
 from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.artifacts.retention import prune_checkpoints
 from octrain_api.artifacts.store import check_registration
@@ -25,6 +26,7 @@ from octrain_api.attempts.schemas import (
     Wanted,
 )
 from octrain_api.attempts.telemetry import TelemetryWriter
+from octrain_api.clocks import api_was_away_since
 from octrain_api.database import database_now
 from octrain_api.datasets.places import content_name, folder_url
 from octrain_api.datasets.repository import DatasetRepository
@@ -174,7 +176,12 @@ class AttemptService:
                 message="The supervisor is heard again.",
                 attempt=attempt.number,
             )
-        lease = await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
+        lease = await self._attempts.renew(
+            attempt,
+            job,
+            self._settings.controller.forced_lease,
+            after_outage=await self._is_first_after_outage(attempt),
+        )
         phase = clean_text(request.phase) if request.phase is not None else attempt.phase
         step = request.step if request.step is not None else attempt.step
         if (phase, step) != (attempt.phase, attempt.step):
@@ -203,6 +210,13 @@ class AttemptService:
             "wanted_reason": job.reason,
             "stop_within_seconds": left,
         }
+
+    async def _is_first_after_outage(self, attempt: Attempt) -> bool:
+        """Whether the API was away since the attempt's supervisor was last heard."""
+        if attempt.last_heartbeat_at is None:
+            return False
+        tolerance = self._settings.controller.downtime_tolerance
+        return await api_was_away_since(self._session, attempt.last_heartbeat_at, tolerance)
 
     async def telemetry(self, attempt_id: str, batch: Batch) -> TelemetryAnswer:
         """Store each record exactly once; the number of the last one stored."""
@@ -284,6 +298,8 @@ class AttemptService:
         attempt.finish_report = report
         if request.step is not None:
             attempt.step = request.step
+        if request.reason == Reason.WORKER_LOST and await self._is_first_after_outage(attempt):
+            attempt.outage_at = await database_now(self._session)
         await self._attempts.end(
             attempt,
             outcome=request.outcome,

@@ -5,12 +5,12 @@ node that shuts down, a preemption, an outage of the API longer than the lease) 
 """
 
 from dataclasses import dataclass
+from datetime import timedelta
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec.outcomes import Reason
 from octrain_api.attempts.repository import AttemptRepository
-from octrain_api.clocks import api_up_since
 from octrain_api.jobs import limits, transitions
 from octrain_api.jobs.transitions import Actor, Status
 from octrain_api.models import Attempt, Job
@@ -40,7 +40,7 @@ async def after_finish(
     if job.reason is not None and outcome == "stopped":
         # The supervisor knows that it was to stop, the service knows why.
         attempt.reason = job.reason
-    ours = await _caused_by_outage(session, attempt)
+    ours = _caused_by_outage(attempt)
     if outcome == "succeeded" and (job.status != Status.CANCELLING or job.reason is not None):
         move = _Move(
             Status.SUCCEEDED, f"Attempt {number} succeeded.", attempt.reason, attempt.detail
@@ -56,8 +56,6 @@ async def after_finish(
     else:
         passing = await _may_pass(session, job, attempt, resumable)
         move = _failed(job, attempt, f"Attempt {number} failed", passing=passing, ours=ours)
-    if ours and attempt.outage_at is None:
-        attempt.outage_at = attempt.ended_at
     await _apply(session, job, attempt, Actor.SUPERVISOR, move)
     await note_end(session, settings, job, attempt, ours=ours)
 
@@ -126,17 +124,19 @@ async def _may_pass(session: AsyncSession, job: Job, attempt: Attempt, resumable
     return resumable
 
 
-async def _caused_by_outage(session: AsyncSession, attempt: Attempt) -> bool:
+def _caused_by_outage(attempt: Attempt) -> bool:
     """Whether a supervisor gave up its lease because the API itself was away.
 
-    It was not heard from before the API came up until after, and has trained no step since.
+    It has made no progress since the outage; or it tells its end so soon after it, that the lease
+    which it was then given cannot be the one that it gave up: that it does in the last third. (What
+    was trained before the outage's end is told after it, and looks like progress.)
     """
-    if attempt.reason != Reason.WORKER_LOST or attempt.last_heartbeat_at is None:
+    if attempt.reason != Reason.WORKER_LOST or attempt.outage_at is None:
         return False
-    if attempt.outage_at is not None:
-        return attempt.progress_at is None or attempt.progress_at <= attempt.outage_at
-    up_since = await api_up_since(session)
-    return up_since is not None and attempt.last_heartbeat_at < up_since
+    if attempt.progress_at is None or attempt.progress_at <= attempt.outage_at:
+        return True
+    soon = attempt.outage_at + timedelta(seconds=attempt.lease_seconds * 2 / 3)
+    return attempt.ended_at is not None and attempt.ended_at <= soon
 
 
 async def _apply(
