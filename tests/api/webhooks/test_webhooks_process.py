@@ -76,7 +76,8 @@ async def test_a_controller_killed_in_a_delivery_delivers_after_its_restart(
     process = _controller(hooks.service.settings, tmp_path)
     try:
         job_id = await submit(hooks.user)
-        assert await asyncio.to_thread(receiver.arrived.wait, 60)
+        arrived = await asyncio.to_thread(receiver.arrived.wait, 60)
+        assert arrived, (tmp_path / "controller.log").read_text()
         async with asyncio.timeout(60):
             while (await hooks.user.get(f"/jobs/{job_id}")).json()["status"] == "queued":
                 await asyncio.sleep(0.05)
