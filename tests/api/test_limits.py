@@ -21,10 +21,10 @@ async def test_a_job_that_waits_too_long_fails(
     first = await submit(user)
     await worker.take(first)
     job_id = await submit(user, limits={"max_queue_time_seconds": 60})
-    await lone_service.advance(59)
+    await lone_service.advance(30)
     await worker.reconcile()
     assert (await _job(user, job_id))["status"] == "queued"
-    await lone_service.advance(2)
+    await lone_service.advance(31)
     await worker.reconcile()
     job = await _job(user, job_id)
     assert (job["status"], job["reason"]) == ("failed", "queue_time_exceeded")
