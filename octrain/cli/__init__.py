@@ -19,7 +19,8 @@ def main() -> None:
     from octrain.local.errors import LocalStackError
 
     try:
-        app()
+        # By its own name also as `python -m octrain`: completion is installed under it.
+        app(prog_name="octrain")
     except OctrainError as error:
         members = {
             "type": error.type,
