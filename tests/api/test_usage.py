@@ -44,6 +44,16 @@ async def test_the_queue_of_an_owner_is_bounded(
     assert (await admin.delete("/quotas/ada")).status_code == 404
 
 
+async def test_a_draft_is_counted_when_it_starts(admin: Any, user: Any, spec: Any) -> None:
+    await admin.put("/quotas/ada", json={"queued": 1})
+    drafts = [(await user.post("/jobs?draft=true", json=spec)).json()["id"] for _ in range(2)]
+    assert (await user.get("/usage")).json()["queued"] == 0
+    assert (await user.post(f"/jobs/{drafts[0]}/start")).status_code == 200
+    refused = await user.post(f"/jobs/{drafts[1]}/start")
+    assert (refused.status_code, refused.json()["type"]) == (403, "/problems/quota-exceeded")
+    assert (await user.get(f"/jobs/{drafts[1]}")).json()["status"] == "draft"
+
+
 async def test_submissions_at_once_cannot_pass_the_bound(admin: Any, user: Any, spec: Any) -> None:
     await admin.put("/quotas/ada", json={"queued": 3})
     answers = await asyncio.gather(*(user.post("/jobs", json=spec) for _ in range(10)))

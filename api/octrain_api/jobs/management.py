@@ -110,6 +110,7 @@ class JobManager:
         if job.status in (Status.QUEUED, Status.STARTING, Status.RUNNING):
             return job
         if job.status == Status.DRAFT:
+            await self._service.admit(job.owner)
             await self._respecify(job, job.spec, allow_waiting=allow_waiting)
         try:
             await transitions.apply(

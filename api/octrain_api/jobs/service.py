@@ -86,8 +86,8 @@ class JobService:
             replay = await self._replay(idempotency_key, digest)
             if replay is not None:
                 return replay, False
-        usage = UsageService(self._session, self._settings.quotas)
-        await usage.check_submission(self._principal.owner)
+        if not draft:
+            await self.admit(self._principal.owner)
         spec, recipe_from = await self.check(body, allow_waiting)
         status = Status.DRAFT if draft else Status.QUEUED
         job = await self._jobs.add(
@@ -121,6 +121,10 @@ class JobService:
         if not draft:
             await notify_queue(self._session)
         return job, True
+
+    async def admit(self, owner: str) -> None:
+        """Refuse one more job in the queue of an owner who may have no more (403)."""
+        await UsageService(self._session, self._settings.quotas).check_submission(owner)
 
     @property
     def _who(self) -> str:
