@@ -188,7 +188,7 @@ class Compactor:
                 # Deleted meanwhile, or merged by another.
                 return False
             values, rollups = await asyncio.to_thread(_join, [block for _, block in stored])
-            first, last = stored[0][0], stored[-1][0]
+            last = stored[-1][0]
             made = await session.scalar(
                 insert(MetricBlock)
                 .values(
@@ -196,7 +196,7 @@ class Compactor:
                     attempt=attempt,
                     layout_id=layout_id,
                     tier=merge.tier,
-                    first_seq=first.first_seq,
+                    first_seq=min(row.first_seq for row, _ in stored),
                     last_seq=last.last_seq,
                     created_at=last.created_at,
                     **values,

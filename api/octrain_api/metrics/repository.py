@@ -89,7 +89,7 @@ class MetricRepository:
         statement = (
             select(block.id, block.tier, block.rows, block.layout_id)
             .where(block.job_id == job_id, block.attempt == attempt, block.tier < FINAL)
-            .order_by(block.last_seq, block.id)
+            .order_by(block.last_seq, block.first_seq, block.id)
         )
         return (await self._session.execute(statement)).all()
 
@@ -102,7 +102,8 @@ class MetricRepository:
         statement = (
             select(MetricBlock)
             .where(MetricBlock.data.is_not(None), *where)
-            .order_by(MetricBlock.last_seq, MetricBlock.id)
+            # Of a batch in several blocks, one may be merged with those before it already.
+            .order_by(MetricBlock.last_seq, MetricBlock.first_seq, MetricBlock.id)
             .execution_options(populate_existing=True)
         )
         stored = (await self._session.scalars(statement)).all()
@@ -138,20 +139,23 @@ def _by_batch(
 ) -> list[BatchSeries]:
     found = []
     for row, block in stored:
-        # Rows are in the order of their batches.
+        # A merged block holds the frames of a batch that had several after those of the next, where
+        # these were merged first: rows are taken by number, not by place.
         seqs = block.rows.seqs
-        begin, end = np.searchsorted(seqs, [after, until], side="right")
-        edges = [begin, *(np.flatnonzero(np.diff(seqs[begin:end])) + begin + 1), end]
+        wanted = np.flatnonzero((seqs > after) & (seqs <= until))
+        wanted = wanted[np.argsort(seqs[wanted], kind="stable")]
+        edges = [0, *(np.flatnonzero(np.diff(seqs[wanted])) + 1), len(wanted)]
         for first, past in pairwise(edges):
             if first == past:
                 continue
-            seq, steps = int(seqs[first]), block.rows.steps[first:past].tolist()
-            values = block.values[:, first:past].tolist()
+            rows = wanted[first:past]
+            seq, steps = int(seqs[rows[0]]), block.rows.steps[rows].tolist()
+            values = block.values[:, rows].tolist()
             for place, name in enumerate(block.names):
                 if block.present is None:
                     found.append(BatchSeries(seq, name, row.attempt, steps, values[place]))
                     continue
-                here = block.present[place, first:past].tolist()
+                here = block.present[place, rows].tolist()
                 own = list(compress(steps, here))
                 if own:
                     own_values = list(compress(values[place], here))

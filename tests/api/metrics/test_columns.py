@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from octrain_api.attempts.body import MAX_CELLS, parse
 from octrain_api.metrics import codec, rollups, summary
 from octrain_api.metrics.blocks import Block, Record, join, of_records, unpack
+from octrain_api.metrics.repository import _by_batch
+from octrain_api.models import MetricBlock
 from octrain_api.problems import Problem
 from octrain_api.settings import HttpSettings
 from octrain_worker.supervisor.packing import pack
@@ -371,3 +373,22 @@ def test_buckets_are_as_narrow_as_their_number_allows(a: int, b: int, buckets: i
     assert last // width - first // width + 1 <= buckets
     half = width // 2
     assert width == 1 or last // half - first // half + 1 > buckets
+
+
+def test_batches_are_read_by_number_where_a_merge_left_them_out_of_order() -> None:
+    """The last frame of a batch, before a block that holds that batch's first and all before."""
+    numbers = np.array([5, 1, 2, 2, 5])
+    rows = codec.Rows(
+        np.arange(10, 15), numbers, np.full(5, math.nan), np.full(5, -1, dtype=np.int64)
+    )
+    present = np.array([[True, True, True, True, False], [False, True, False, True, True]])
+    values = np.arange(10.0).reshape(2, 5)
+    block = Block(("a", "b"), rows, values, present)
+    read = _by_batch([(MetricBlock(attempt=3), block)], 1, 5)
+    assert [(one.seq, one.name, one.steps, one.values) for one in read] == [
+        (2, "a", [12, 13], [2.0, 3.0]),
+        (2, "b", [13], [8.0]),
+        (5, "a", [10], [0.0]),
+        (5, "b", [14], [9.0]),
+    ]
+    assert _by_batch([(MetricBlock(attempt=3), block)], 5, 9) == []
