@@ -140,6 +140,7 @@ async def test_a_private_store_is_only_its_nodes(
     await worker.register("node-b", private_roots=True)
     assert await _beat(worker) == []
     worker.node_id = first
+    await worker.speak_for("node-a")
     (order,) = await _beat(worker)
     # Another store is none of its business either.
     await worker.register(private_roots=True, artifact_url="file:///elsewhere")
