@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -14,6 +15,9 @@ from octrain.client import Client
 
 url: str | None = None  # of the option --url
 console = Console()
+if not console.is_terminal and "COLUMNS" not in os.environ:
+    # Into a pipe or a file nothing is cut off: an id of half its length is no use.
+    console = Console(width=240)
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JobArgument = Annotated[str, typer.Argument(help="The id of the job.", metavar="JOB")]
