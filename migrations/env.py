@@ -4,12 +4,7 @@ from alembic import context
 from sqlalchemy import Connection, create_engine
 
 from octrain_api.models import Base
-from octrain_api.plans import tables as plan_tables
-from octrain_api.recipes import tables as recipe_tables
 from octrain_api.settings import DatabaseSettings
-
-# Imported for its tables alone: a room that has some is named here.
-_ROOMS = (plan_tables, recipe_tables)
 
 
 def _run(connection: Connection) -> None:

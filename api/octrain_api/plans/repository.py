@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import seconds
-from octrain_api.plans.tables import PlanRequest
+from octrain_api.models import PlanRequest
 
 # A node that took a question and has not answered for so long is presumed gone.
 TAKEN_SECONDS = 180

@@ -10,7 +10,7 @@ from octrain_api.controller.placement import Need, device_for, need_of, refusal
 from octrain_api.jobs.checks import own_root_texts
 from octrain_api.jobs.service import JobService
 from octrain_api.listener import notify_job
-from octrain_api.models import Node
+from octrain_api.models import Node, PlanRequest
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.nodes.schemas import NodeObject
 from octrain_api.nodes.service import NodeService
@@ -25,7 +25,6 @@ from octrain_api.plans.schemas import (
     TimeEstimate,
     ValidationReport,
 )
-from octrain_api.plans.tables import PlanRequest
 from octrain_api.problems import Problem, ProblemError, not_found
 from octrain_api.settings import Settings, StorageSettings
 

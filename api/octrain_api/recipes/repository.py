@@ -7,7 +7,7 @@ from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import lock_name
-from octrain_api.recipes.tables import RecipeVersion
+from octrain_api.models import RecipeVersion
 
 
 class RecipeRepository:

@@ -7,11 +7,11 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from fp8core.spec import SpecInvalid, parse_spec
 from octrain_api.auth import Principal
 from octrain_api.merge_patch import merge_patch
+from octrain_api.models import RecipeVersion
 from octrain_api.problems import Problem, ProblemError, not_found
 from octrain_api.recipes.presets import BY_NAME, PRESETS, Preset
 from octrain_api.recipes.repository import RecipeRepository
 from octrain_api.recipes.schemas import RecipeObject, RecipeRequest
-from octrain_api.recipes.tables import RecipeVersion
 
 # What a fragment is completed with to be judged as a whole spec.
 _STAND_IN: dict[str, Any] = {

@@ -6,7 +6,7 @@ from sqlalchemy import func
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from octrain_api.models import Base, Json
+from octrain_api.models.base import Base, Json
 
 
 class RecipeVersion(Base):
