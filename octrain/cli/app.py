@@ -49,6 +49,7 @@ def settle(
     ] = None,
 ) -> None:
     context.url = url
+    context.fit_console()
 
 
 app.command("up")(server.up)

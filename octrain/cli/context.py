@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -15,12 +15,19 @@ from octrain.client import Client
 
 url: str | None = None  # of the option --url
 console = Console()
-if not console.is_terminal and "COLUMNS" not in os.environ:
-    # Into a pipe or a file nothing is cut off: an id of half its length is no use.
-    console = Console(width=240)
+PIPE_WIDTH = 240  # characters
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 JobArgument = Annotated[str, typer.Argument(help="The id of the job.", metavar="JOB")]
+
+
+def fit_console() -> None:
+    """Let tables have the width of the terminal; into a pipe or a file nothing is cut off.
+
+    An id of half its length is no use to what reads the pipe, whatever ``COLUMNS`` says.
+    """
+    if not sys.stdout.isatty():
+        console.width = PIPE_WIDTH
 
 
 def client() -> Client:

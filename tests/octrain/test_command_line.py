@@ -171,8 +171,14 @@ def test_logs_are_followed_narrowed_and_saved(
 
 
 def test_completion_and_a_broken_answer(command: Run, server: Any, reply: Any) -> None:
-    script = command("--show-completion", "bash")
-    assert (script.returncode, "_OCTRAIN_COMPLETE" in script.stdout.upper()) == (0, True)
+    # The shell to complete for is the one that asks, hence a real one.
+    script = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m octrain --show-completion; exit $?"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (script.returncode, "_OCTRAIN_COMPLETE" in script.stdout) == (0, True), script.stderr
     server.routes["GET /v1/jobs/job_1"] = lambda r: reply({"something": "else"})
     odd = command("show", "job_1", url=server.url)
     assert (odd.returncode, odd.stderr.count("\n")) == (1, 1)
