@@ -1,0 +1,60 @@
+/** One live stream of the service: goes on where it broke off, however it broke off. */
+
+export interface StreamOptions {
+  /** Path and query, without `after`. */
+  path: string;
+  /** The id to begin behind; without it the stream's own beginning. */
+  after?: string | number;
+  /** Handlers by the names of the messages. */
+  on: Record<string, (data: unknown) => void>;
+  /** Told whenever the connection comes or goes. */
+  onLive?: (live: boolean) => void;
+}
+
+const FIRST_PAUSE = 1000;
+const LONGEST_PAUSE = 30_000;
+
+/** Opens the stream; the answer closes it. */
+export function openStream(options: StreamOptions): () => void {
+  let source: EventSource | null = null;
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  let last = options.after === undefined ? null : String(options.after);
+  let pause = FIRST_PAUSE;
+  let closed = false;
+
+  function close(): void {
+    closed = true;
+    clearTimeout(timer);
+    source?.close();
+    options.onLive?.(false);
+  }
+
+  function open(): void {
+    const glue = options.path.includes('?') ? '&' : '?';
+    const where = last === null ? '' : `${glue}after=${encodeURIComponent(last)}`;
+    const current = new EventSource(`${options.path}${where}`);
+    source = current;
+    current.onopen = () => {
+      pause = FIRST_PAUSE;
+      options.onLive?.(true);
+    };
+    // The browser comes back by itself after a broken connection, but not after a refusal.
+    current.onerror = () => {
+      options.onLive?.(false);
+      if (closed || current.readyState !== EventSource.CLOSED) return;
+      timer = setTimeout(open, pause);
+      pause = Math.min(pause * 2, LONGEST_PAUSE);
+    };
+    for (const name of new Set([...Object.keys(options.on), 'begin', 'reset', 'end'])) {
+      current.addEventListener(name, (event) => {
+        const message = event as MessageEvent<string>;
+        if (message.lastEventId) last = message.lastEventId;
+        options.on[name]?.(JSON.parse(message.data));
+        if (name === 'end') close();
+      });
+    }
+  }
+
+  open();
+  return close;
+}

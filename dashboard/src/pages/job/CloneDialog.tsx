@@ -1,0 +1,95 @@
+import { useQueryClient } from '@tanstack/react-query';
+import { useNavigate } from '@tanstack/react-router';
+import { useState } from 'react';
+import { request } from '~/api/client';
+import { Dialog } from '~/components/Dialog';
+import { ErrorState } from '~/components/states';
+import { toast } from '~/components/Toast';
+import { type Json, mergePatch } from './specDefaults';
+import { type Job, jobPath } from './useJob';
+
+type Spec = { [name: string]: Json };
+
+/** A new job with the spec of this one, changed by hand. */
+export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void }) {
+  const navigate = useNavigate();
+  const queries = useQueryClient();
+  const spec = job.spec as Spec;
+  const [text, setText] = useState(() => JSON.stringify(spec, null, 2));
+  const [error, setError] = useState<unknown>(null);
+  const [busy, setBusy] = useState(false);
+
+  async function submit(draft: boolean) {
+    setError(null);
+    let edited: Spec;
+    try {
+      edited = JSON.parse(text) as Spec;
+    } catch (problem) {
+      setError(new Error(`This is no JSON: ${problem instanceof Error ? problem.message : ''}`));
+      return;
+    }
+    setBusy(true);
+    try {
+      const path = `${jobPath(job.id)}/clone${draft ? '?draft=true' : ''}`;
+      const answer = await request(path, { method: 'POST', json: mergePatch(spec, edited) });
+      const made = (await answer.json()) as Job;
+      toast(draft ? 'A draft was made' : 'The new job is queued');
+      void queries.invalidateQueries({ queryKey: ['jobs'] });
+      onClose();
+      await navigate({
+        to: '/jobs/$jobId' as string,
+        params: { jobId: made.id } as never,
+        search: {} as never,
+      });
+    } catch (problem) {
+      setError(problem);
+      setBusy(false);
+    }
+  }
+
+  return (
+    <Dialog
+      wide
+      title={`Clone ${job.name ?? job.id}`}
+      onClose={onClose}
+      actions={
+        <>
+          <button type="button" className="button" onClick={onClose}>
+            Back
+          </button>
+          <button
+            type="button"
+            className="button"
+            disabled={busy}
+            onClick={() => void submit(true)}
+          >
+            Save as a draft
+          </button>
+          <button
+            type="button"
+            className="button primary"
+            disabled={busy}
+            onClick={() => void submit(false)}
+          >
+            Submit
+          </button>
+        </>
+      }
+    >
+      <label className="field">
+        <span className="field-label">Spec of the new job</span>
+        <textarea
+          className="textarea code-edit"
+          spellCheck={false}
+          value={text}
+          aria-invalid={error !== null}
+          onChange={(event) => setText(event.target.value)}
+        />
+        <span className="hint">
+          Every field is here with its value. A field that is removed takes its default.
+        </span>
+      </label>
+      {error !== null && <ErrorState error={error} />}
+    </Dialog>
+  );
+}

@@ -1,0 +1,193 @@
+import { lazy, Suspense, useMemo, useState } from 'react';
+import { ApiError } from '~/api/problem';
+import type { Spot } from '~/charts/Heatmap';
+import { Card } from '~/components/Page';
+import { EmptyState, ErrorState, Loading } from '~/components/states';
+import { formatNumber, formatPercent } from '~/format/numbers';
+import { alarmsOf, FIGURES, type Figure, heatOf, TENSORS, type Tensor } from './health';
+import { LayerTable } from './LayerTable';
+import { PrecisionCard } from './PrecisionCard';
+import { ReferenceCard } from './ReferenceCard';
+import { type Job, useConversion, useCurves, useEvents } from './useJob';
+
+const Heatmap = lazy(() => import('~/charts/Heatmap'));
+
+/** Whether FP8 helps or harms: by layer and step, in figures, and against a reference. */
+export default function HealthTab({ job }: { job: Job }) {
+  const [spot, setSpot] = useState<Spot | null>(null);
+  const [tensor, setTensor] = useState<Tensor>('grad_output');
+  const [figure, setFigure] = useState<Figure>('saturated');
+  const conversion = useConversion(job.id, job.attempt > 0);
+  const events = useEvents(job.id, ['fp8_alarm'], 500);
+  const alarms = useMemo(() => alarmsOf(events.data?.items ?? []), [events.data]);
+  const rows = conversion.data?.rows ?? [];
+  const order = useMemo(() => rows.map((row) => String(row.name)), [rows]);
+
+  if (job.attempt === 0) {
+    return (
+      <EmptyState title="Not started yet">
+        Which layers train in FP8, and how well, is known with the first step.
+      </EmptyState>
+    );
+  }
+  return (
+    <>
+      <ReferenceCard job={job} />
+      <Card title={`Alarms (${alarms.length}${alarms.length === 500 ? '+' : ''})`}>
+        {alarms.length === 0 ? (
+          <p className="muted">
+            No scale was frozen, no amax infinite and no tensor cut off beyond 1 %.
+          </p>
+        ) : (
+          <ul className="alarms">
+            {alarms.map((alarm) => (
+              <li key={alarm.seq}>
+                <button
+                  type="button"
+                  className="button quiet small"
+                  title="Show it in the heatmap and the table"
+                  onClick={() => {
+                    setSpot({ layer: alarm.layer, step: alarm.step });
+                    if (alarm.tensor in TENSORS) setTensor(alarm.tensor as Tensor);
+                    setFigure(
+                      alarm.what === 'saturation'
+                        ? 'saturated'
+                        : alarm.what === 'infinite_amax'
+                          ? 'amax'
+                          : 'scale',
+                    );
+                  }}
+                >
+                  step {alarm.step.toLocaleString('en-US')}
+                </button>
+                <span>{alarm.message}</span>
+              </li>
+            ))}
+          </ul>
+        )}
+      </Card>
+      <HeatCard
+        job={job}
+        order={order}
+        tensor={tensor}
+        setTensor={setTensor}
+        figure={figure}
+        setFigure={setFigure}
+        spot={spot}
+        setSpot={setSpot}
+      />
+      <Card title="Layers">
+        {conversion.isPending ? (
+          <Loading label="Reading the conversion report" />
+        ) : conversion.isError ? (
+          conversion.error instanceof ApiError && conversion.error.status === 404 ? (
+            <EmptyState title="No conversion report">
+              {job.is_final
+                ? 'The job ended before its model was converted.'
+                : 'It is made before the first step.'}
+            </EmptyState>
+          ) : (
+            <ErrorState error={conversion.error} onRetry={() => void conversion.refetch()} />
+          )
+        ) : (
+          <LayerTable job={job} rows={rows} alarms={alarms} spot={spot} onPick={setSpot} />
+        )}
+      </Card>
+      <PrecisionCard job={job} />
+    </>
+  );
+}
+
+function HeatCard(props: {
+  job: Job;
+  order: readonly string[];
+  tensor: Tensor;
+  setTensor: (tensor: Tensor) => void;
+  figure: Figure;
+  setFigure: (figure: Figure) => void;
+  spot: Spot | null;
+  setSpot: (spot: Spot | null) => void;
+}) {
+  const { job, tensor, figure, order } = props;
+  const [cell, setCell] = useState<{ layer: string; step: number; value: number | null } | null>(
+    null,
+  );
+  const names = useMemo(() => [`fp8/*/${tensor}/${figure}`], [tensor, figure]);
+  const curves = useCurves(job.id, names, null, 120);
+  const heat = useMemo(
+    () =>
+      heatOf(curves.isPlaceholderData ? [] : (curves.data?.series ?? []), tensor, figure, order),
+    [curves.data, curves.isPlaceholderData, tensor, figure, order],
+  );
+  const { log, help, label } = FIGURES[figure];
+  const format = log
+    ? (value: number) => formatNumber(value, 3)
+    : (value: number) => formatPercent(value);
+  const every = (job.spec as { telemetry?: { fp8_every_steps?: number } }).telemetry
+    ?.fp8_every_steps;
+  return (
+    <Card
+      title="Layers over steps"
+      actions={
+        <>
+          <fieldset className="segmented" aria-label="Figure">
+            {Object.entries(FIGURES).map(([name, each]) => (
+              <button
+                key={name}
+                type="button"
+                title={each.help}
+                aria-pressed={figure === name}
+                onClick={() => props.setFigure(name as Figure)}
+              >
+                {each.label}
+              </button>
+            ))}
+          </fieldset>
+          <fieldset className="segmented" aria-label="Tensor">
+            {Object.entries(TENSORS).map(([name, text]) => (
+              <button
+                key={name}
+                type="button"
+                aria-pressed={tensor === name}
+                onClick={() => props.setTensor(name as Tensor)}
+              >
+                {text}
+              </button>
+            ))}
+          </fieldset>
+        </>
+      }
+    >
+      {curves.isPending || curves.isPlaceholderData ? (
+        <Loading label="Reading the health of the layers" />
+      ) : curves.isError ? (
+        <ErrorState error={curves.error} onRetry={() => void curves.refetch()} />
+      ) : heat.layers.length === 0 ? (
+        <EmptyState title="Nothing recorded of this tensor">
+          {every === 0
+            ? 'FP8 health is off: set telemetry.fp8_every_steps in the spec.'
+            : 'Only engines that scale tensors record it; a recipe of the engine amp does not.'}
+        </EmptyState>
+      ) : (
+        <>
+          <p className="readout" role="status">
+            {cell
+              ? `${cell.layer}, steps from ${cell.step.toLocaleString('en-US')}: ${cell.value === null ? 'not finite' : format(cell.value)}`
+              : `${help}. ${heat.width === 1 ? 'Each column is one step' : `Each column spans ${heat.width} steps`}; red marks what was not finite.`}
+          </p>
+          <Suspense fallback={<Loading label="Loading the heatmap" />}>
+            <Heatmap
+              heat={heat}
+              log={log}
+              label={`${label} of ${TENSORS[tensor]} for ${heat.layers.length} layers over ${heat.steps.length} columns of steps; the table below has the worst of each layer.`}
+              spot={props.spot}
+              format={format}
+              onHover={setCell}
+              onPick={props.setSpot}
+            />
+          </Suspense>
+        </>
+      )}
+    </Card>
+  );
+}

@@ -1,0 +1,171 @@
+import { useMemo, useState } from 'react';
+import type { Spot } from '~/charts/Heatmap';
+import { type ColumnDef, Table } from '~/components/Table';
+import { formatPercent } from '~/format/numbers';
+import { type Alarm, worst } from './health';
+import { type Job, useCurves } from './useJob';
+
+interface LayerRow {
+  name: string;
+  from: string;
+  to: string | null;
+  group: string | null;
+  reason: string | null;
+  saturated: number | null;
+  saturatedAt: string;
+  underflow: number | null;
+  alarms: number;
+}
+
+const HEALTH = ['fp8/*/saturated', 'fp8/*/underflow'];
+
+/** Every linear and norm layer: what became of it, why, and its worst figures over all steps. */
+export function LayerTable(props: {
+  job: Job;
+  rows: readonly { [name: string]: unknown }[];
+  alarms: readonly Alarm[];
+  spot: Spot | null;
+  onPick: (spot: Spot) => void;
+}) {
+  const [show, setShow] = useState<'all' | 'converted' | 'kept'>('all');
+  const health = useCurves(props.job.id, HEALTH, null, 3);
+  const layers = useMemo(() => {
+    const series = health.data?.series ?? [];
+    const saturated = worst(series, 'saturated');
+    const underflow = worst(series, 'underflow');
+    const alarms = new Map<string, number>();
+    for (const { layer } of props.alarms) alarms.set(layer, (alarms.get(layer) ?? 0) + 1);
+    return props.rows.map((row): LayerRow => {
+      const name = String(row.name);
+      const group = typeof row.group === 'string' ? row.group : null;
+      const most = saturated.get(name) ?? (group === null ? undefined : saturated.get(group));
+      const lost = underflow.get(name) ?? (group === null ? undefined : underflow.get(group));
+      return {
+        name,
+        from: String(row.from),
+        to: typeof row.to === 'string' ? row.to : null,
+        group,
+        reason: typeof row.reason === 'string' ? row.reason : null,
+        saturated: most?.value ?? null,
+        saturatedAt: most ? `${most.tensor}, step ${most.step ?? '?'}` : '',
+        underflow: lost?.value ?? null,
+        alarms: alarms.get(name) ?? (group === null ? 0 : (alarms.get(group) ?? 0)),
+      };
+    });
+  }, [props.rows, props.alarms, health.data]);
+  const converted = layers.filter((layer) => layer.reason === null).length;
+  const recipe = recipeOf(props.job.spec);
+  const { onPick } = props;
+
+  const columns = useMemo((): ColumnDef<LayerRow>[] => {
+    return [
+      {
+        accessorKey: 'name',
+        header: 'Layer',
+        cell: ({ row: { original } }) => (
+          <button
+            type="button"
+            className="link mono"
+            onClick={() => onPick({ layer: original.group ?? original.name, step: 0 })}
+          >
+            {original.name}
+          </button>
+        ),
+      },
+      { accessorKey: 'from', header: 'From' },
+      {
+        accessorKey: 'to',
+        header: 'To',
+        cell: ({ row: { original } }) =>
+          original.reason !== null ? (
+            <span className="muted">kept</span>
+          ) : (
+            <>
+              {original.to ?? original.from}
+              {original.group && original.group !== original.name && (
+                <span className="hint"> in {original.group}</span>
+              )}
+            </>
+          ),
+      },
+      {
+        id: 'recipe',
+        header: 'Recipe',
+        accessorFn: (row) => (row.reason === null ? recipe : ''),
+      },
+      {
+        accessorKey: 'reason',
+        header: 'Why kept',
+        cell: ({ getValue }) => getValue<string | null>() ?? '',
+      },
+      {
+        accessorKey: 'saturated',
+        header: 'Worst saturation',
+        sortUndefined: 'last',
+        cell: ({ row: { original } }) => (
+          <span className={(original.saturated ?? 0) > 0.01 ? 'bad-text' : undefined}>
+            {formatPercent(original.saturated)}
+            {original.saturated !== null && original.saturated > 0 && (
+              <span className="hint"> {original.saturatedAt}</span>
+            )}
+          </span>
+        ),
+      },
+      {
+        accessorKey: 'underflow',
+        header: 'Worst underflow',
+        cell: ({ getValue }) => formatPercent(getValue<number | null>()),
+      },
+      { accessorKey: 'alarms', header: 'Alarms' },
+    ];
+  }, [onPick, recipe]);
+
+  const rows = layers.filter(
+    (layer) => show === 'all' || (layer.reason === null) === (show === 'converted'),
+  );
+  return (
+    <>
+      <div className="row">
+        <fieldset className="segmented" aria-label="Which layers">
+          {(
+            [
+              ['all', `All ${layers.length}`],
+              ['converted', `Converted ${converted}`],
+              ['kept', `Kept ${layers.length - converted}`],
+            ] as const
+          ).map(([value, label]) => (
+            <button
+              key={value}
+              type="button"
+              aria-pressed={show === value}
+              onClick={() => setShow(value)}
+            >
+              {label}
+            </button>
+          ))}
+        </fieldset>
+      </div>
+      <div className="tall">
+        <Table
+          label="Layers"
+          rows={rows}
+          columns={columns}
+          rowId={(row) => row.name}
+          rowClass={(row) =>
+            props.spot && (row.name === props.spot.layer || row.group === props.spot.layer)
+              ? 'chosen'
+              : undefined
+          }
+        />
+      </div>
+    </>
+  );
+}
+
+/** The recipe of converted layers in a few words. */
+export function recipeOf(spec: { [name: string]: unknown }): string {
+  const recipe = (spec.recipe ?? {}) as Record<string, unknown>;
+  return [recipe.engine, recipe.scaling, recipe.fp8_format, recipe.dtype]
+    .filter((part) => typeof part === 'string')
+    .join(' ');
+}

@@ -1,0 +1,118 @@
+import { describe, expect, it } from 'vitest';
+import type { Schemas } from '~/api/client';
+import { alarmsOf, heatOf, parseName, worst } from './health';
+
+function series(
+  name: string,
+  first: number[],
+  max: (number | string | null)[],
+  bad: number[] = [],
+): Schemas['Series'] {
+  const zero = first.map(() => 0);
+  return {
+    attempt: 1,
+    job_id: 'job_1',
+    name,
+    width: 2,
+    buckets: {
+      first_step: first,
+      last_step: first,
+      min: max,
+      max,
+      mean: max,
+      min_step: first,
+      max_step: first,
+      last: max.map((value) => value ?? 'NaN'),
+      count: zero,
+      non_finite: first.map((step) => (bad.includes(step) ? 1 : 0)),
+      time: zero,
+      tokens: zero,
+    },
+  };
+}
+
+describe('parseName', () => {
+  it('reads from the end: a layer may hold a slash', () => {
+    expect(parseName('fp8/model/layers.0/q_proj/grad_output/amax')).toEqual({
+      layer: 'model/layers.0/q_proj',
+      tensor: 'grad_output',
+      figure: 'amax',
+    });
+    expect(parseName('train/loss')).toBeNull();
+  });
+});
+
+describe('heatOf', () => {
+  const all = [
+    series('fp8/layer.10/input/amax', [0, 2], [8, 2]),
+    series('fp8/layer.9/input/amax', [2], [4]),
+    series('fp8/layer.9/weight/amax', [0], [1024]),
+    series('fp8/layer.9/input/saturated', [0], [0.5]),
+  ];
+  it('takes one figure of one tensor, on a logarithm', () => {
+    const heat = heatOf(all, 'input', 'amax');
+    expect(heat.layers).toEqual(['layer.9', 'layer.10']);
+    expect(heat.steps).toEqual([0, 2]);
+    expect(heat.cells).toEqual([
+      [1, 0, 2, 4],
+      [0, 1, 3, 8],
+      [1, 1, 1, 2],
+    ]);
+    expect([heat.low, heat.high, heat.width]).toEqual([1, 3, 2]);
+  });
+  it("keeps the model's order", () => {
+    expect(heatOf(all, 'input', 'amax', ['layer.10', 'layer.9']).layers).toEqual([
+      'layer.10',
+      'layer.9',
+    ]);
+  });
+  it('shows shares from zero on', () => {
+    const heat = heatOf(all, 'input', 'saturated');
+    expect([heat.low, heat.high]).toEqual([0, 0.5]);
+    expect(heatOf([], 'input', 'saturated').cells).toEqual([]);
+  });
+  it('marks what was not finite, and draws no logarithm of zero', () => {
+    const heat = heatOf(
+      [series('fp8/a/input/amax', [0, 2, 4], [null, 0, 1], [0])],
+      'input',
+      'amax',
+    );
+    expect(heat.notFinite).toEqual([[0, 0]]);
+    expect(heat.cells).toEqual([[2, 0, 0, 1]]);
+    expect(heat.low).toBeLessThan(heat.high);
+  });
+});
+
+describe('worst', () => {
+  it('finds the greatest over tensors and steps', () => {
+    const found = worst(
+      [
+        series('fp8/a/input/saturated', [0, 2], [0.1, 0.3]),
+        series('fp8/a/weight/saturated', [0], [0.2]),
+      ],
+      'saturated',
+    );
+    expect(found.get('a')).toEqual({ value: 0.3, tensor: 'input', step: 2 });
+  });
+});
+
+describe('alarmsOf', () => {
+  it('takes events that name a layer and a step', () => {
+    const event = {
+      seq: 5,
+      time: '',
+      attempt: 1,
+      actor: 'worker',
+      message: 'm',
+      kind: 'fp8_alarm',
+    };
+    const data = { step: 7, layer: 'a', tensor: 'input', what: 'saturation' };
+    expect(
+      alarmsOf([
+        { ...event, data },
+        { ...event, kind: 'status', data },
+        { ...event, data: {} },
+      ]),
+    ).toEqual([{ seq: 5, message: 'm', attempt: 1, ...data }]);
+  });
+});

@@ -1,0 +1,170 @@
+/** FP8 health as it is drawn: layers down, steps across. */
+
+import type { Schemas } from '~/api/client';
+import { numberOf } from '~/format/numbers';
+
+export const FIGURES = {
+  amax: { label: 'amax', help: 'Largest absolute value of the tensor', log: true, take: 'max' },
+  scale: {
+    label: 'Scale',
+    help: 'What the tensor is multiplied by before the cast',
+    log: true,
+    take: 'last',
+  },
+  saturated: {
+    label: 'Saturated',
+    help: 'Share of the elements beyond the largest FP8 number, cut off',
+    log: false,
+    take: 'max',
+  },
+  underflow: {
+    label: 'Underflow',
+    help: 'Share of the elements that became zero in the cast',
+    log: false,
+    take: 'max',
+  },
+} as const;
+export type Figure = keyof typeof FIGURES;
+
+export const TENSORS = { input: 'Inputs', weight: 'Weights', grad_output: 'Gradients' } as const;
+export type Tensor = keyof typeof TENSORS;
+
+export interface HealthName {
+  layer: string;
+  tensor: string;
+  figure: string;
+}
+
+/** `fp8/<layer>/<tensor>/<figure>`, where a layer's name may hold any character. */
+export function parseName(name: string): HealthName | null {
+  const parts = name.split('/');
+  if (parts[0] !== 'fp8' || parts.length < 4) return null;
+  return {
+    layer: parts.slice(1, -2).join('/'),
+    tensor: parts.at(-2) ?? '',
+    figure: parts.at(-1) ?? '',
+  };
+}
+
+export interface Heat {
+  layers: string[];
+  /** First steps of the columns, and how many steps each spans. */
+  steps: number[];
+  width: number;
+  /** Column, row, what is drawn (a logarithm to base 2 where the figure has one) and the value. */
+  cells: [number, number, number, number][];
+  /** Cells whose figure was NaN or infinite. */
+  notFinite: [number, number][];
+  low: number;
+  high: number;
+}
+
+const byParts = new Intl.Collator('en', { numeric: true });
+
+/** The cells of one figure of one tensor of all layers. `order`: the layers as the model has them. */
+export function heatOf(
+  series: readonly Schemas['Series'][],
+  tensor: string,
+  figure: Figure,
+  order: readonly string[] = [],
+): Heat {
+  const { log, take } = FIGURES[figure];
+  const found = new Map<string, Schemas['Series'][]>();
+  let width = 1;
+  const steps = new Set<number>();
+  for (const each of series) {
+    const name = parseName(each.name);
+    if (!name || name.tensor !== tensor || name.figure !== figure || !each.buckets) continue;
+    found.set(name.layer, [...(found.get(name.layer) ?? []), each]);
+    width = Math.max(width, each.width ?? 1);
+    for (const step of each.buckets.first_step) steps.add(step);
+  }
+  const place = new Map(order.map((layer, index) => [layer, index]));
+  const layers = [...found.keys()].sort(
+    (one, other) =>
+      (place.get(one) ?? order.length) - (place.get(other) ?? order.length) ||
+      byParts.compare(one, other),
+  );
+  const columns = [...steps].sort((one, other) => one - other);
+  const column = new Map(columns.map((step, index) => [step, index]));
+  const heat: Heat = {
+    layers,
+    steps: columns,
+    width,
+    cells: [],
+    notFinite: [],
+    low: Number.POSITIVE_INFINITY,
+    high: Number.NEGATIVE_INFINITY,
+  };
+  layers.forEach((layer, row) => {
+    for (const { buckets } of found.get(layer) ?? []) {
+      buckets?.first_step.forEach((step, index) => {
+        const x = column.get(step) ?? 0;
+        if ((buckets.non_finite[index] ?? 0) > 0) heat.notFinite.push([x, row]);
+        const value = numberOf(buckets[take][index]);
+        const drawn = log ? Math.log2(value) : value;
+        if (!Number.isFinite(value) || (!Number.isFinite(drawn) && value !== 0)) return;
+        // An amax of zero has no logarithm; it is left blank.
+        if (!Number.isFinite(drawn)) return;
+        heat.cells.push([x, row, drawn, value]);
+        heat.low = Math.min(heat.low, drawn);
+        heat.high = Math.max(heat.high, drawn);
+      });
+    }
+  });
+  if (heat.cells.length === 0) {
+    heat.low = 0;
+    heat.high = 1;
+  }
+  // Shares are shown from zero on: a heatmap of 0.01 % must not look like one of half.
+  if (!log) {
+    heat.low = 0;
+    heat.high = Math.max(heat.high, 0.001);
+  } else if (heat.low === heat.high) {
+    heat.low -= 1;
+    heat.high += 1;
+  }
+  return heat;
+}
+
+/** The worst of a figure over all steps, by layer, with the tensor and the step where it was. */
+export function worst(
+  series: readonly Schemas['Series'][],
+  figure: 'saturated' | 'underflow',
+): Map<string, { value: number; tensor: string; step: number | null }> {
+  const found = new Map<string, { value: number; tensor: string; step: number | null }>();
+  for (const each of series) {
+    const name = parseName(each.name);
+    if (!name || name.figure !== figure || !each.buckets) continue;
+    each.buckets.max.forEach((wire, index) => {
+      const value = numberOf(wire);
+      const known = found.get(name.layer);
+      if (!Number.isFinite(value) || (known && known.value >= value)) return;
+      found.set(name.layer, {
+        value,
+        tensor: name.tensor,
+        step: each.buckets?.max_step[index] ?? null,
+      });
+    });
+  }
+  return found;
+}
+
+export interface Alarm {
+  seq: number;
+  step: number;
+  layer: string;
+  tensor: string;
+  what: string;
+  message: string;
+  attempt: number | null;
+}
+
+/** Events of the kind `fp8_alarm` that can be linked to a layer and a step. */
+export function alarmsOf(events: readonly Schemas['EventObject'][]): Alarm[] {
+  return events.flatMap(({ seq, kind, data, message, attempt }) => {
+    const { step, layer, tensor, what } = data as Record<string, unknown>;
+    if (kind !== 'fp8_alarm' || typeof step !== 'number' || typeof layer !== 'string') return [];
+    return [{ seq, step, layer, tensor: String(tensor), what: String(what), message, attempt }];
+  });
+}

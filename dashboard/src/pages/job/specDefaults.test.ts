@@ -1,0 +1,103 @@
+import { describe, expect, it } from 'vitest';
+import schema from '~/api/generated/spec-schema.json';
+import { fieldsOf, type Json, mergePatch, same, setOnly } from './specDefaults';
+
+const small = {
+  $ref: '#/$defs/Job',
+  $defs: {
+    Job: {
+      type: 'object',
+      properties: {
+        name: { anyOf: [{ type: 'string' }, { type: 'null' }], default: null },
+        recipe: {
+          oneOf: [{ $ref: '#/$defs/A' }, { $ref: '#/$defs/B' }],
+          discriminator: { propertyName: 'engine', mapping: { a: '#/$defs/A', b: '#/$defs/B' } },
+        },
+        parity: { anyOf: [{ $ref: '#/$defs/Parity' }, { type: 'null' }], default: null },
+        labels: { type: 'object', additionalProperties: { type: 'string' } },
+      },
+    },
+    A: {
+      type: 'object',
+      properties: {
+        engine: { const: 'a', type: 'string' },
+        margin: { type: 'integer', default: 0 },
+      },
+    },
+    B: {
+      type: 'object',
+      properties: {
+        engine: { const: 'b', type: 'string' },
+        margin: { type: 'integer', default: 4 },
+      },
+    },
+    Parity: {
+      type: 'object',
+      properties: { steps: { type: 'integer' }, bound: { type: 'number', default: 0.02 } },
+    },
+  },
+};
+
+const summary = (spec: { [name: string]: Json }) =>
+  fieldsOf(spec, small).map(
+    ({ path, isDefault }) => `${path.join('.')}${isDefault ? ' default' : ''}`,
+  );
+
+describe('fieldsOf', () => {
+  it('judges a field by the member of the union that the value is', () => {
+    expect(summary({ recipe: { engine: 'a', margin: 4 } })).toEqual([
+      'recipe.engine',
+      'recipe.margin',
+    ]);
+    expect(summary({ recipe: { engine: 'b', margin: 4 } })).toEqual([
+      'recipe.engine',
+      'recipe.margin default',
+    ]);
+  });
+  it('goes into what may be null', () => {
+    expect(summary({ parity: null })).toEqual(['parity default']);
+    expect(summary({ parity: { steps: 5, bound: 0.02 } })).toEqual([
+      'parity.steps',
+      'parity.bound default',
+    ]);
+  });
+  it('takes free objects whole, and empty ones for nothing', () => {
+    expect(summary({ labels: {} })).toEqual(['labels default']);
+    expect(summary({ labels: { a: 'b' } })).toEqual(['labels']);
+  });
+  it("finds a default of the service's own schema", () => {
+    const fields = fieldsOf({ training: { steps: 20, batch_size: 8 } }, schema);
+    expect(fields.map(({ path, isDefault }) => [path.join('.'), isDefault])).toEqual([
+      ['training.steps', false],
+      ['training.batch_size', true],
+    ]);
+    expect(fields[1]?.description).not.toBe('');
+  });
+});
+
+describe('setOnly', () => {
+  it('keeps what was set, where it was', () => {
+    const spec = { name: 'x', recipe: { engine: 'b', margin: 4 }, parity: null, labels: {} };
+    expect(setOnly(fieldsOf(spec, small))).toEqual({ name: 'x', recipe: { engine: 'b' } });
+  });
+});
+
+describe('mergePatch', () => {
+  it('says what changed, and null for what was removed', () => {
+    const from = { a: 1, b: { c: 2, d: 3 }, e: [1, 2] };
+    const to = { a: 1, b: { c: 5 }, e: [1], f: true };
+    expect(mergePatch(from, to)).toEqual({ b: { c: 5, d: null }, e: [1], f: true });
+  });
+  it('is empty for no change', () =>
+    expect(mergePatch({ a: { b: [1] } }, { a: { b: [1] } })).toEqual({}));
+});
+
+describe('same', () => {
+  it('compares by value', () => {
+    expect(same({ a: [1, { b: null }] }, { a: [1, { b: null }] })).toBe(true);
+    expect(same({ a: 1, b: 2 }, { b: 2, a: 1 })).toBe(true);
+    expect(same({ a: 1 }, { a: 1, b: 2 })).toBe(false);
+    expect(same([], {})).toBe(false);
+    expect(same(undefined, null)).toBe(false);
+  });
+});

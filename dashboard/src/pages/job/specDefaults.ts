@@ -1,0 +1,150 @@
+/** Which fields of a stored spec say what their default says, by the spec's own JSON schema. */
+
+export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
+
+interface Schema {
+  $ref?: string;
+  $defs?: Record<string, Schema>;
+  title?: string;
+  description?: string;
+  default?: Json;
+  const?: Json;
+  enum?: Json[];
+  type?: string;
+  properties?: Record<string, Schema>;
+  anyOf?: Schema[];
+  oneOf?: Schema[];
+  discriminator?: { propertyName: string; mapping?: Record<string, string> };
+}
+
+export interface Field {
+  /** Names from the root, such as `['training', 'optimizer', 'lr']`. */
+  path: string[];
+  value: Json;
+  /** Whether the value is the one that the field has when nothing is said. */
+  isDefault: boolean;
+  description: string;
+}
+
+const isObject = (value: unknown): value is { [name: string]: Json } =>
+  typeof value === 'object' && value !== null && !Array.isArray(value);
+
+/** Whether two JSON values are the same, whatever the order of names. */
+export function same(one: Json | undefined, other: Json | undefined): boolean {
+  if (one === other) return true;
+  if (Array.isArray(one) && Array.isArray(other)) {
+    return one.length === other.length && one.every((value, index) => same(value, other[index]));
+  }
+  if (isObject(one) && isObject(other)) {
+    const names = Object.keys(one);
+    return (
+      names.length === Object.keys(other).length &&
+      names.every((name) => same(one[name], other[name]))
+    );
+  }
+  return false;
+}
+
+/** The schema of this very value: references followed, the member of a union chosen. */
+function resolve(schema: Schema, value: Json, root: Schema): Schema {
+  let current = schema;
+  for (let depth = 0; depth < 12; depth += 1) {
+    if (current.$ref) {
+      const found = root.$defs?.[current.$ref.replace('#/$defs/', '')];
+      if (!found) return current;
+      current = found;
+      continue;
+    }
+    const members = current.oneOf ?? current.anyOf;
+    if (!members) return current;
+    const { discriminator } = current;
+    if (discriminator && isObject(value)) {
+      const tag = value[discriminator.propertyName];
+      const target = discriminator.mapping?.[String(tag)];
+      if (!target) return current;
+      current = { $ref: target };
+      continue;
+    }
+    const fitting = members.find((member) => fits(resolve(member, value, root), value));
+    if (!fitting) return current;
+    current = fitting;
+  }
+  return current;
+}
+
+function fits(schema: Schema, value: Json): boolean {
+  if (schema.type === 'null') return value === null;
+  if (schema.type === 'object' || schema.properties) return isObject(value);
+  if (schema.type === 'array') return Array.isArray(value);
+  if (schema.type === 'string') return typeof value === 'string';
+  if (schema.type === 'boolean') return typeof value === 'boolean';
+  if (schema.type === 'number' || schema.type === 'integer') return typeof value === 'number';
+  return true;
+}
+
+/** Every leaf of the spec, in its own order. */
+export function fieldsOf(spec: { [name: string]: Json }, root: object): Field[] {
+  const fields: Field[] = [];
+  const schema = root as Schema;
+  walk(spec, schema, schema, [], fields);
+  return fields;
+}
+
+function walk(
+  value: Json,
+  schema: Schema | undefined,
+  root: Schema,
+  path: string[],
+  fields: Field[],
+): void {
+  const exact = schema ? resolve(schema, value, root) : undefined;
+  if (isObject(value) && exact?.properties) {
+    for (const [name, member] of Object.entries(value)) {
+      walk(member, exact.properties[name], root, [...path, name], fields);
+    }
+    return;
+  }
+  const fallback = schema?.default !== undefined ? schema.default : exact?.default;
+  // Without a default of its own, what is empty says nothing.
+  const empty = isObject(value) && Object.keys(value).length === 0;
+  fields.push({
+    path,
+    value,
+    isDefault: fallback === undefined ? empty : same(value, fallback),
+    description: schema?.description ?? exact?.description ?? '',
+  });
+}
+
+/** The spec with what was set alone: sent again, it becomes the same spec. */
+export function setOnly(fields: readonly Field[]): { [name: string]: Json } {
+  const spec: { [name: string]: Json } = {};
+  for (const { path, value, isDefault } of fields) {
+    if (isDefault) continue;
+    let place = spec;
+    path.forEach((name, index) => {
+      if (index === path.length - 1) place[name] = value;
+      else {
+        const next = place[name];
+        const inner = isObject(next) ? next : {};
+        place[name] = inner;
+        place = inner;
+      }
+    });
+  }
+  return spec;
+}
+
+/** A JSON merge patch (RFC 7396) that makes `from` into `to`. */
+export function mergePatch(
+  from: { [name: string]: Json },
+  to: { [name: string]: Json },
+): { [name: string]: Json } {
+  const patch: { [name: string]: Json } = {};
+  for (const name of Object.keys(from)) if (!(name in to)) patch[name] = null;
+  for (const [name, value] of Object.entries(to)) {
+    const old = from[name];
+    if (same(old, value)) continue;
+    patch[name] = isObject(old) && isObject(value) ? mergePatch(old, value) : value;
+  }
+  return patch;
+}

@@ -1,0 +1,150 @@
+import { keepPreviousData, useQuery, useQueryClient } from '@tanstack/react-query';
+import { useEffect, useState } from 'react';
+import { request, type Schemas } from '~/api/client';
+import { openStream } from '~/api/stream';
+
+export type Job = Schemas['JobObject'];
+
+async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
+  return (await (await request(path, { signal })).json()) as T;
+}
+
+const base = (id: string) => `/v1/jobs/${encodeURIComponent(id)}`;
+// How long curves may lag behind: each time all that are shown are read in one request.
+const CURVES_MS = 3000;
+
+/** The job, kept up to date by its stream; `live` tells whether that is open. */
+export function useJob(id: string) {
+  const queries = useQueryClient();
+  const [live, setLive] = useState(false);
+  const query = useQuery({
+    queryKey: ['job', id, 'object'],
+    queryFn: ({ signal }) => json<Job>(base(id), signal),
+    refetchInterval: ({ state }) => (live || state.data?.is_final ? false : 5000),
+  });
+  const final = query.data?.is_final;
+  const known = query.data !== undefined;
+  useEffect(() => {
+    if (!known || final) return;
+    let object: ReturnType<typeof setTimeout> | undefined;
+    let curves: ReturnType<typeof setTimeout> | undefined;
+    const readObject = () => {
+      object ??= setTimeout(() => {
+        object = undefined;
+        void queries.invalidateQueries({ queryKey: ['job', id, 'object'] });
+        void queries.invalidateQueries({ queryKey: ['job', id, 'events'] });
+      }, 400);
+    };
+    const readCurves = () => {
+      curves ??= setTimeout(() => {
+        curves = undefined;
+        if (document.visibilityState !== 'visible') return;
+        void queries.invalidateQueries({ queryKey: ['job', id, 'object'] });
+        void queries.invalidateQueries({ queryKey: ['job', id, 'curves'] });
+      }, CURVES_MS);
+    };
+    const after = queries.getQueryData<Job>(['job', id, 'object'])?.last_event ?? 0;
+    const close = openStream({
+      // One metric is enough to hear that there is something new.
+      path: `${base(id)}/stream?include=status,events,metrics&metrics=train/loss`,
+      after,
+      on: {
+        status: readObject,
+        event: readObject,
+        metrics: readCurves,
+        gap: readCurves,
+        progress: (data) => {
+          const progress = data as Partial<Job['progress']>;
+          queries.setQueryData<Job>(
+            ['job', id, 'object'],
+            (old) => old && { ...old, progress: { ...old.progress, ...progress } },
+          );
+        },
+        reset: () => void queries.invalidateQueries({ queryKey: ['job', id] }),
+        end: () => void queries.invalidateQueries({ queryKey: ['job', id] }),
+      },
+      onLive: setLive,
+    });
+    return () => {
+      clearTimeout(object);
+      clearTimeout(curves);
+      close();
+    };
+  }, [queries, id, known, final]);
+  return { ...query, live };
+}
+
+/** The series of these names as buckets, of a range of steps or all. */
+export function useCurves(
+  id: string,
+  names: readonly string[],
+  range: readonly [number, number] | null,
+  points = 600,
+) {
+  return useQuery({
+    queryKey: ['job', id, 'curves', names, range, points],
+    queryFn: ({ signal }) => {
+      const query = new URLSearchParams(names.map((name) => ['name', name]));
+      query.set('form', 'buckets');
+      query.set('max_points', String(points));
+      if (range) {
+        query.set('from_step', String(Math.max(0, Math.floor(range[0]))));
+        query.set('to_step', String(Math.ceil(range[1])));
+      }
+      return json<Schemas['SeriesList']>(`${base(id)}/metrics?${query}`, signal);
+    },
+    enabled: names.length > 0,
+    placeholderData: keepPreviousData,
+  });
+}
+
+/** Names and newest values of the job's metrics outside FP8 health. */
+export function useLatest(id: string) {
+  return useQuery({
+    queryKey: ['job', id, 'latest'],
+    queryFn: ({ signal }) =>
+      json<Schemas['LatestPage']>(`${base(id)}/metrics/latest?name=[!f]*&limit=500`, signal),
+    staleTime: 15_000,
+  });
+}
+
+export function useCheckpoints(id: string) {
+  return useQuery({
+    queryKey: ['job', id, 'events', 'checkpoints'],
+    queryFn: ({ signal }) =>
+      json<Schemas['ArtifactList']>(`${base(id)}/artifacts?kind=checkpoint`, signal),
+    staleTime: 5000,
+  });
+}
+
+export function useConversion(id: string, enabled = true) {
+  return useQuery({
+    queryKey: ['job', id, 'conversion'],
+    queryFn: ({ signal }) => json<Schemas['ConversionReport']>(`${base(id)}/conversion`, signal),
+    enabled,
+    retry: false,
+  });
+}
+
+export function usePrecision(id: string) {
+  return useQuery({
+    queryKey: ['job', id, 'precision'],
+    queryFn: ({ signal }) => json<Schemas['PrecisionTable']>(`${base(id)}/precision`, signal),
+    retry: false,
+  });
+}
+
+/** Events of some kinds (all without), newest first. */
+export function useEvents(id: string, kinds: readonly string[] = [], limit = 200) {
+  return useQuery({
+    queryKey: ['job', id, 'events', kinds, limit],
+    queryFn: ({ signal }) => {
+      const query = new URLSearchParams({ order: 'desc', limit: String(limit) });
+      if (kinds.length > 0) query.set('kind', kinds.join(','));
+      return json<Schemas['EventList']>(`${base(id)}/events?${query}`, signal);
+    },
+    placeholderData: keepPreviousData,
+  });
+}
+
+export { base as jobPath, json as readJson };

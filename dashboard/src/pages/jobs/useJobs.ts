@@ -1,0 +1,139 @@
+import { type InfiniteData, useInfiniteQuery, useQueryClient } from '@tanstack/react-query';
+import { useEffect, useMemo, useState } from 'react';
+import { request, type Schemas } from '~/api/client';
+import { openStream } from '~/api/stream';
+import { type Filters, listQuery, type ROW_FIELDS } from './filters';
+
+/** What a row shows of a job. */
+export type JobRow = Pick<Schemas['JobObject'], 'id' | (typeof ROW_FIELDS)[number]>;
+
+interface JobPage {
+  items: JobRow[];
+  next_cursor: string | null;
+}
+
+const PAGE = 250;
+// While jobs run, what rows show of them is asked for again so often.
+const REFRESH_MS = 4000;
+const LIVE = ['queued', 'starting', 'running', 'pausing', 'cancelling'];
+
+async function readPage(query: string, signal?: AbortSignal): Promise<JobPage> {
+  return (await (await request(`/v1/jobs?${query}`, { signal })).json()) as JobPage;
+}
+
+/** The jobs of these filters, page by page as the list is scrolled, and live. */
+export function useJobs(filters: Filters) {
+  const queries = useQueryClient();
+  const key = useMemo(() => ['jobs', 'list', listQuery(filters, PAGE)], [filters]);
+  const list = useInfiniteQuery({
+    queryKey: key,
+    queryFn: ({ pageParam, signal }) => readPage(listQuery(filters, PAGE, pageParam), signal),
+    initialPageParam: null as string | null,
+    getNextPageParam: (page) => page.next_cursor,
+    staleTime: 30_000,
+    refetchOnWindowFocus: false,
+  });
+  const [live, setLive] = useState(false);
+  const [unseen, setUnseen] = useState(0);
+  const rows = useMemo(() => unique(list.data?.pages ?? []), [list.data]);
+  const { refetch } = list;
+
+  // biome-ignore lint/correctness/useExhaustiveDependencies: counted anew for each list
+  useEffect(() => setUnseen(0), [key]);
+
+  useEffect(() => {
+    const data = () => queries.getQueryData<InfiniteData<JobPage>>(key);
+    const patch = (fresh: Map<string, Partial<JobRow>>) =>
+      queries.setQueryData<InfiniteData<JobPage>>(key, (old) => old && merged(old, fresh));
+
+    // Status changes come by themselves; jobs that are not listed yet are read with the first page.
+    let soon: ReturnType<typeof setTimeout> | undefined;
+    const onStatus = (message: unknown) => {
+      const { job_id, status, reason, detail } = message as Record<string, string>;
+      if (job_id === undefined) return;
+      const listed = data()?.pages.some((page) => page.items.some((row) => row.id === job_id));
+      if (listed) {
+        patch(new Map([[job_id, { status, reason, detail } as Partial<JobRow>]]));
+      } else if ((data()?.pages.length ?? 0) > 1) {
+        setUnseen((count) => count + 1);
+        return;
+      }
+      soon ??= setTimeout(() => {
+        soon = undefined;
+        if ((data()?.pages.length ?? 0) <= 1) void refetch();
+      }, 1000);
+    };
+    const close = openStream({
+      path: '/v1/events/stream?include=status',
+      on: { status: onStatus, reset: () => void refetch() },
+      onLive: setLive,
+    });
+
+    // Progress and metrics are no events: the unfinished jobs are polled, with an ETag.
+    let etag: string | null = null;
+    let stopped = false;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const wanted = filters.statuses.length > 0 ? filters.statuses : LIVE;
+    const statuses = wanted.filter((status) => LIVE.includes(status));
+    async function poll() {
+      try {
+        const unfinished = data()?.pages.some((page) => page.items.some((row) => !row.is_final));
+        if (statuses.length > 0 && unfinished && document.visibilityState === 'visible') {
+          const query = listQuery({ ...filters, statuses }, 500);
+          const headers: HeadersInit = etag === null ? {} : { 'If-None-Match': etag };
+          const answer = await request(`/v1/jobs?${query}`, { headers, cache: 'no-store' });
+          if (answer.status !== 304 && !stopped) {
+            etag = answer.headers.get('ETag');
+            const page = (await answer.json()) as JobPage;
+            patch(new Map(page.items.map((row) => [row.id, row])));
+          }
+        }
+      } catch {
+        // The list's own query tells that the service is away.
+      }
+      if (!stopped) timer = setTimeout(() => void poll(), REFRESH_MS);
+    }
+    timer = setTimeout(() => void poll(), REFRESH_MS);
+    return () => {
+      stopped = true;
+      clearTimeout(timer);
+      clearTimeout(soon);
+      close();
+    };
+  }, [queries, key, filters, refetch]);
+
+  return { ...list, rows, live, unseen };
+}
+
+/** Rows of all pages, each job once: one that moved between two reads is in both. */
+function unique(pages: readonly JobPage[]): JobRow[] {
+  const seen = new Set<string>();
+  const rows: JobRow[] = [];
+  for (const page of pages) {
+    for (const row of page.items) {
+      if (!seen.has(row.id)) rows.push(row);
+      seen.add(row.id);
+    }
+  }
+  return rows;
+}
+
+function merged(
+  old: InfiniteData<JobPage>,
+  fresh: ReadonlyMap<string, Partial<JobRow>>,
+): InfiniteData<JobPage> {
+  let changed = false;
+  const pages = old.pages.map((page) => {
+    let touched = false;
+    const items = page.items.map((row) => {
+      const news = fresh.get(row.id);
+      // A poll may have been answered before a status that was told meanwhile.
+      if (!news || (news.version !== undefined && news.version < row.version)) return row;
+      touched = true;
+      return { ...row, ...news };
+    });
+    changed ||= touched;
+    return touched ? { ...page, items } : page;
+  });
+  return changed ? { ...old, pages } : old;
+}

@@ -1,0 +1,41 @@
+import {
+  createRootRoute,
+  createRoute,
+  createRouter,
+  lazyRouteComponent,
+  Outlet,
+  redirect,
+} from '@tanstack/react-router';
+import { Shell } from './app/Shell';
+import { parseSearch, type Search, stringifySearch } from './app/search';
+import { NotFound, RouteError } from './components/states';
+
+/** One line a page: its path, then the module that is loaded when it is first visited. */
+const root = createRootRoute({ component: Outlet, notFoundComponent: NotFound });
+const shell = createRoute({ getParentRoute: () => root, id: 'shell', component: Shell });
+const validateSearch = (search: Record<string, unknown>): Search => search as Search;
+const under = { getParentRoute: () => shell, validateSearch } as const;
+
+// biome-ignore format: a table
+const pages = [
+  createRoute({ ...under, path: '/', beforeLoad: () => { throw redirect({ to: '/jobs' as string }); } }),
+  createRoute({ ...under, path: '/jobs', component: lazyRouteComponent(() => import('./pages/jobs/JobsPage')) }),
+  createRoute({ ...under, path: '/jobs/$jobId', component: lazyRouteComponent(() => import('./pages/job/JobPage')) }),
+  createRoute({ ...under, path: '/compare', component: lazyRouteComponent(() => import('./pages/compare/ComparePage')) }),
+];
+
+/** The navigation: what is not here is reached from a page. */
+export const navigation = [
+  { to: '/jobs', label: 'Jobs' },
+  { to: '/compare', label: 'Compare' },
+] as const;
+
+export const router = createRouter({
+  routeTree: root.addChildren([shell.addChildren(pages)]),
+  basepath: '/dashboard',
+  parseSearch,
+  stringifySearch,
+  defaultPreload: 'intent',
+  defaultErrorComponent: RouteError,
+  scrollRestoration: false,
+});
