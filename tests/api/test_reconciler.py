@@ -31,6 +31,33 @@ async def test_a_lost_worker_is_replaced(
     assert (await worker.take(running_job))["attempt"] == 2
 
 
+async def test_a_node_that_freezes_between_claim_and_first_step_is_replaced(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """The job is starting, and nothing of it was heard but the claim: it has a lease all the same,
+    and its silence is told."""
+    job_id = await submit(user)
+    await worker.reconcile()
+    await worker.take(job_id)
+    assert (await user.get(f"/jobs/{job_id}")).json()["status"] == "starting"
+    await lone_service.advance(31)
+    await worker.reconcile()
+    events = (await user.get(f"/jobs/{job_id}/events")).json()["items"]
+    assert [event["kind"] for event in events].count("node_unreachable") == 1
+    lease = (await user.get(f"/jobs/{job_id}")).json()["spec"]["limits"]["lease_ttl_seconds"]
+    await lone_service.advance(lease - 31 + 5)
+    await worker.reconcile()
+    assert (await user.get(f"/jobs/{job_id}")).json()["status"] == "starting"
+    await lone_service.advance(15)
+    await worker.reconcile()
+    job = (await user.get(f"/jobs/{job_id}")).json()
+    assert (job["status"], job["restarts"]) == ("queued", 1)
+    assert job["attempts"][0]["reason"] == "worker_lost"
+    await worker.register("node-b")
+    await lone_service.advance(5)
+    await worker.take(job_id)
+
+
 async def test_without_restarts_a_lost_worker_fails_the_job(
     worker: Any, user: Any, submit: Any, lone_service: Any
 ) -> None:

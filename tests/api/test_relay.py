@@ -110,6 +110,60 @@ async def test_without_a_broker_nothing_is_lost(
     assert await relay(lone_service.database, settings, sender) == 1
 
 
+async def test_a_node_that_falls_silent_before_its_claim_loses_the_attempt(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """At once, and without a word from the broker, which may be away as well."""
+    await worker.reconcile()
+    job_id = await submit(user)
+    await worker.schedule()
+    first = await worker.placed(job_id)
+    settings = lone_service.settings.controller
+    assert await place_elsewhere(lone_service.database, settings) == 0
+    await lone_service.advance(settings.heartbeat_ttl + 1)
+    await worker.reconcile()
+    assert await place_elsewhere(lone_service.database, settings) == 1
+    job = (await user.get(f"/jobs/{job_id}")).json()
+    assert (job["status"], job["restarts"]) == ("queued", 0)
+    assert job["attempts"][0]["reason"] == "undelivered"
+    assert "not heard" in job["attempts"][0]["detail"]
+    assert await worker.schedule() == 0
+    # Awake again, it finds its attempt taken; it is heard, so it may have the next one.
+    assert (await worker.claim(first)).status_code == 409
+    await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json={"active_attempts": []})
+    assert await worker.schedule() == 1
+    assert await place_elsewhere(lone_service.database, settings) == 0
+
+
+async def test_a_live_node_that_begins_nothing_loses_the_attempt_though_the_broker_is_away(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """It is told in the answers to its heartbeats; for as long as messages would have been sent."""
+    settings = lone_service.settings.controller
+    patience = settings.resend_after * (settings.max_sendings + 1)
+
+    async def lives(seconds: float, *, service_away: bool = False) -> None:
+        await lone_service.advance(seconds, service_away=service_away)
+        answer = await worker.http.post(f"/nodes/{worker.node_id}/heartbeat", json={})
+        assert [one["attempt_id"] for one in answer.json()["placed"]] == [attempt]
+        await worker.reconcile()
+
+    await worker.reconcile()
+    job_id = await submit(user)
+    await worker.schedule()
+    attempt = await worker.placed(job_id)
+    # While the service itself was away nobody could claim.
+    await lives(3600, service_away=True)
+    assert await place_elsewhere(lone_service.database, settings) == 0
+    await lives(patience - 30)
+    assert await place_elsewhere(lone_service.database, settings) == 0
+    await lives(31)
+    assert await place_elsewhere(lone_service.database, settings) == 1
+    job = (await user.get(f"/jobs/{job_id}")).json()
+    assert (job["status"], job["restarts"]) == ("queued", 0)
+    assert "did not take it" in job["attempts"][0]["detail"]
+
+
 async def _until(check: Any, seconds: float = 20) -> Any:
     async with asyncio.timeout(seconds):
         while True:

@@ -116,12 +116,12 @@ async def relay(
 
 
 async def place_elsewhere(database: Database, settings: ControllerSettings) -> int:
-    """Take back the attempts that no supervisor claimed after the last sending; how many."""
+    """Take back the attempts that no supervisor has claimed, nor will; how many."""
     async with database.session() as session:
         rows = await ControllerRepository(session).undelivered(
-            settings.resend_after, settings.max_sendings
+            settings.resend_after, settings.max_sendings, settings.downtime_tolerance
         )
-    for job_id, attempt_id in rows:
+    for job_id, attempt_id, silent in rows:
         async with database.transaction() as session:
             job = await JobRepository(session).lock(job_id)
             attempts = AttemptRepository(session)
@@ -132,7 +132,9 @@ async def place_elsewhere(database: Database, settings: ControllerSettings) -> i
                 attempt,
                 outcome="failed",
                 reason="undelivered",
-                detail=f"The node took none of {settings.max_sendings} messages.",
+                detail="The node was not heard any more before it took the attempt."
+                if silent
+                else "The node was told of the attempt, again and again, and did not take it.",
             )
             job.avoid_nodes = sorted({*job.avoid_nodes, attempt.node_id})
             await transitions.apply(

@@ -7,9 +7,10 @@ from sqlalchemy import Integer, Row, cast, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
+from octrain_api.clocks import API, CONTROLLER
 from octrain_api.database import seconds
 from octrain_api.jobs.transitions import PLACED, Status
-from octrain_api.models import Attempt, GpuActivity, Job, Outbox
+from octrain_api.models import Attempt, GpuActivity, Job, Node, Outbox, ServiceClock
 
 # Sent between two looks at the outbox, and then marked together.
 _MOST_MESSAGES = 100
@@ -46,13 +47,32 @@ class ControllerRepository:
             .values(sendings=Outbox.sendings + 1, sent_at=func.now())
         )
 
-    async def undelivered(self, resend_after: float, max_sendings: int) -> Sequence[Row[str, str]]:
-        """(job id, attempt id) whose last sending, too, was claimed by nobody."""
+    async def undelivered(
+        self, resend_after: float, max_sendings: int, tolerance: int
+    ) -> Sequence[Row[str, str, bool]]:
+        """(job id, attempt id, whether its node is silent) that will not be claimed any more.
+
+        Its last sending, too, was claimed by nobody; or its node has fallen silent; or, as the
+        broker may be away for long and a node that starts over and over has its messages sent anew
+        each time, all sendings would be over by now. The last is judged only while API and
+        controller have been there, without a break, for as long: nobody can claim without them.
+        """
+        patience = seconds(resend_after * (max_sendings + 1))
+        there = select(func.count()).where(
+            ServiceClock.name.in_([API, CONTROLLER]),
+            ServiceClock.up_since <= func.now() - patience,
+            ServiceClock.alive_at >= func.now() - seconds(tolerance),
+        )
+        told = (Outbox.sendings >= max_sendings) & (
+            Outbox.sent_at <= func.now() - seconds(resend_after)
+        )
+        late = (Attempt.created_at <= func.now() - patience) & (there.scalar_subquery() == 2)
+        silent = Node.unreachable_since.is_not(None)
         statement = (
-            select(Attempt.job_id, Attempt.id)
-            .join(Outbox, Outbox.attempt_id == Attempt.id)
-            .where(Outbox.sendings >= max_sendings)
-            .where(Outbox.sent_at <= func.now() - seconds(resend_after))
+            select(Attempt.job_id, Attempt.id, silent)
+            .join(Node, Node.id == Attempt.node_id)
+            .outerjoin(Outbox, Outbox.attempt_id == Attempt.id)
+            .where(Attempt.status == "placed", told | silent | late)
         )
         return (await self._session.execute(statement)).all()
 
