@@ -97,12 +97,9 @@ class AttemptRepository:
         )
         return bool(await self._session.scalar(statement))
 
-    async def renew(
-        self, attempt: Attempt, job: Job, forced_lease: int, *, after_outage: bool
-    ) -> int:
+    async def renew(self, attempt: Attempt, job: Job, forced_lease: int) -> int:
         """Renew the lease and return the seconds it now has.
 
-        `after_outage` says that the API was away since the supervisor was last heard.
         Past the deadline of a cancel or pause it is not renewed beyond deadline + `forced_lease`,
         so that a supervisor that is alive but does not end its trainer loses the attempt all the
         same.
@@ -111,8 +108,6 @@ class AttemptRepository:
         expires = now + timedelta(seconds=attempt.lease_seconds)
         if job.stop_deadline_at is not None:
             expires = min(expires, job.stop_deadline_at + timedelta(seconds=forced_lease))
-        if after_outage:
-            attempt.outage_at = now
         attempt.lease_expires_at = expires
         attempt.last_heartbeat_at = now
         attempt.unreachable_since = None

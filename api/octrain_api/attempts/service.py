@@ -176,12 +176,8 @@ class AttemptService:
                 message="The supervisor is heard again.",
                 attempt=attempt.number,
             )
-        lease = await self._attempts.renew(
-            attempt,
-            job,
-            self._settings.controller.forced_lease,
-            after_outage=await self._is_first_after_outage(attempt),
-        )
+        await self._note_silence(attempt)
+        lease = await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
         phase = clean_text(request.phase) if request.phase is not None else attempt.phase
         step = request.step if request.step is not None else attempt.step
         if (phase, step) != (attempt.phase, attempt.step):
@@ -211,12 +207,17 @@ class AttemptService:
             "stop_within_seconds": left,
         }
 
-    async def _is_first_after_outage(self, attempt: Attempt) -> bool:
-        """Whether the API was away since the attempt's supervisor was last heard."""
+    async def _note_silence(self, attempt: Attempt) -> None:
+        """The supervisor is heard: if it was not for so long that it has given up its lease
+        meanwhile, note whether that was for an outage of the API."""
         if attempt.last_heartbeat_at is None:
-            return False
+            return
+        now = await database_now(self._session)
+        if now - attempt.last_heartbeat_at < endings.shortest_fatal_silence(attempt):
+            return
         tolerance = self._settings.controller.downtime_tolerance
-        return await api_was_away_since(self._session, attempt.last_heartbeat_at, tolerance)
+        away = await api_was_away_since(self._session, attempt.last_heartbeat_at, tolerance)
+        attempt.outage_at = now if away else None
 
     async def telemetry(self, attempt_id: str, batch: Batch) -> TelemetryAnswer:
         """Store each record exactly once; the number of the last one stored."""
@@ -298,8 +299,8 @@ class AttemptService:
         attempt.finish_report = report
         if request.step is not None:
             attempt.step = request.step
-        if request.reason == Reason.WORKER_LOST and await self._is_first_after_outage(attempt):
-            attempt.outage_at = await database_now(self._session)
+        if request.reason == Reason.WORKER_LOST:
+            await self._note_silence(attempt)
         await self._attempts.end(
             attempt,
             outcome=request.outcome,

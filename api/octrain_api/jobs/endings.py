@@ -17,6 +17,9 @@ from octrain_api.models import Attempt, Job
 from octrain_api.nodes.faults import note_end
 from octrain_api.settings import SchedulerSettings
 
+# Seconds in which a supervisor that is heard again tells, stores and reports what it has left.
+_LONGEST_REPORT = 120
+
 
 @dataclass
 class _Move:
@@ -124,18 +127,28 @@ async def _may_pass(session: AsyncSession, job: Job, attempt: Attempt, resumable
     return resumable
 
 
+def shortest_fatal_silence(attempt: Attempt) -> timedelta:
+    """After how long unanswered a supervisor may have given up its lease.
+
+    It stops its trainer when a third of the lease is left, two minutes at most. Its count begins
+    when it asks, ours when we answer; a fifth is for that difference.
+    """
+    lease = attempt.lease_seconds
+    return timedelta(seconds=0.8 * (lease - min(lease / 3, 120)))
+
+
 def _caused_by_outage(attempt: Attempt) -> bool:
     """Whether a supervisor gave up its lease because the API itself was away.
 
-    It has made no progress since the outage; or it tells its end so soon after it, that the lease
-    which it was then given cannot be the one that it gave up: that it does in the last third. (What
-    was trained before the outage's end is told after it, and looks like progress.)
+    The last silence of its lease's length was an outage. If it trained on all the same, for it was
+    heard in the very moment, its later loss is another's: the steps that are told soon after an
+    outage were trained before its end, those that are told later were not.
     """
     if attempt.reason != Reason.WORKER_LOST or attempt.outage_at is None:
         return False
     if attempt.progress_at is None or attempt.progress_at <= attempt.outage_at:
         return True
-    soon = attempt.outage_at + timedelta(seconds=attempt.lease_seconds * 2 / 3)
+    soon = attempt.outage_at + timedelta(seconds=max(attempt.lease_seconds, _LONGEST_REPORT))
     return attempt.ended_at is not None and attempt.ended_at <= soon
 
 
