@@ -3,7 +3,11 @@ import react from '@vitejs/plugin-react';
 import { defineConfig } from 'vitest/config';
 
 // In development the API answers at another address; the pages ask their own origin in both cases.
-const api = process.env.OCTRAIN_API_URL ?? 'http://127.0.0.1:8000';
+// The host stays the page's own: the service compares it with the origin of a request.
+const api = {
+  target: process.env.OCTRAIN_API_URL ?? 'http://127.0.0.1:8642',
+  changeOrigin: false,
+};
 
 export default defineConfig({
   base: '/dashboard/',

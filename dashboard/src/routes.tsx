@@ -17,12 +17,12 @@ const validateSearch = (search: Record<string, unknown>): Search => search as Se
 const under = { getParentRoute: () => shell, validateSearch } as const;
 
 // biome-ignore format: a table
-const pages = [
-  createRoute({ ...under, path: '/', beforeLoad: () => { throw redirect({ to: '/jobs' as string }); } }),
+const pages = shell.addChildren([
+  createRoute({ ...under, path: '/', beforeLoad: () => { throw redirect({ to: '/jobs' }); } }),
   createRoute({ ...under, path: '/jobs', component: lazyRouteComponent(() => import('./pages/jobs/JobsPage')) }),
   createRoute({ ...under, path: '/jobs/$jobId', component: lazyRouteComponent(() => import('./pages/job/JobPage')) }),
   createRoute({ ...under, path: '/compare', component: lazyRouteComponent(() => import('./pages/compare/ComparePage')) }),
-];
+]);
 
 /** The navigation: what is not here is reached from a page. */
 export const navigation = [
@@ -31,7 +31,7 @@ export const navigation = [
 ] as const;
 
 export const router = createRouter({
-  routeTree: root.addChildren([shell.addChildren(pages)]),
+  routeTree: root.addChildren([pages]),
   basepath: '/dashboard',
   parseSearch,
   stringifySearch,
@@ -39,3 +39,9 @@ export const router = createRouter({
   defaultErrorComponent: RouteError,
   scrollRestoration: false,
 });
+
+declare module '@tanstack/react-router' {
+  interface Register {
+    router: typeof router;
+  }
+}

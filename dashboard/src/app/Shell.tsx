@@ -33,7 +33,7 @@ function Frame({ owner }: { owner: string }) {
         Skip to the content
       </a>
       <header className="topbar">
-        <Link to={'/jobs' as string} className="brand">
+        <Link to="/jobs" className="brand">
           <img src={`${import.meta.env.BASE_URL}octrain.svg`} alt="" width="24" height="24" />
           Octrain
         </Link>
@@ -48,12 +48,7 @@ function Frame({ owner }: { owner: string }) {
         </button>
         <nav id="navigation" aria-label="Pages" className={open ? 'nav open' : 'nav'}>
           {navigation.map(({ to, label }) => (
-            <Link
-              key={to}
-              to={to as string}
-              className="nav-link"
-              activeProps={{ 'aria-current': 'page' }}
-            >
+            <Link key={to} to={to} className="nav-link" activeProps={{ 'aria-current': 'page' }}>
               {label}
             </Link>
           ))}

@@ -1,4 +1,4 @@
-import { queryOptions, useQuery, useQueryClient } from '@tanstack/react-query';
+import { type QueryClient, queryOptions, useQuery, useQueryClient } from '@tanstack/react-query';
 import { request, setCsrfToken } from '~/api/client';
 import { ApiError } from '~/api/problem';
 
@@ -38,13 +38,18 @@ export function useSession() {
   return useQuery(sessionQuery);
 }
 
+/** What one key may see is nothing for the next. The session's own query has its watchers. */
+function forgetOthers(queries: QueryClient): void {
+  queries.removeQueries({ predicate: ({ queryKey }) => queryKey[0] !== sessionQuery.queryKey[0] });
+}
+
 export function useSignIn(): (key: string) => Promise<void> {
   const queries = useQueryClient();
   return async (key) => {
     const answer = await request(PATH, { method: 'POST', json: { key } });
     const session = (await answer.json()) as Session;
     setCsrfToken(session.csrf_token);
-    queries.clear();
+    forgetOthers(queries);
     queries.setQueryData(sessionQuery.queryKey, session);
   };
 }
@@ -54,7 +59,7 @@ export function useSignOut(): () => Promise<void> {
   return async () => {
     await request(PATH, { method: 'DELETE' });
     setCsrfToken(null);
-    queries.clear();
+    forgetOthers(queries);
     queries.setQueryData(sessionQuery.queryKey, null);
   };
 }

@@ -103,6 +103,7 @@ function Plot(props: Props & { height: number }) {
         width: Math.max(200, element.clientWidth),
         height,
         legend: { show: false },
+        padding: [10, 10, 0, 0],
         cursor: {
           sync: { key: syncKey, scales: ['x', null] },
           drag: { x: true, y: false, setScale: false },
@@ -124,6 +125,7 @@ function Plot(props: Props & { height: number }) {
         },
         axes: [
           axisOf(colours, {
+            size: 30,
             values:
               axis !== 'time'
                 ? (_, ticks) => ticks.map(formatCompact)
@@ -240,7 +242,7 @@ function seriesOf(line: Line, colours: Colours, smoothed: boolean): uPlot.Series
     label: line.label,
     spanGaps: true,
     points: { show: false },
-    ...(line.dashed ? { dash: [6, 4] } : {}),
+    ...(line.dashed ? { dash: [5, 5] } : {}),
   };
   const single = line.curve.step.length < 2;
   const hidden: uPlot.Series = {
@@ -253,7 +255,7 @@ function seriesOf(line: Line, colours: Colours, smoothed: boolean): uPlot.Series
     {
       ...common,
       stroke: smoothed ? faded(colour, 0.3) : colour,
-      width: smoothed ? 1 : 1.6,
+      width: smoothed ? 1 : line.dashed ? 1.2 : 1.6,
       points: { show: single },
     },
     ...(smoothed ? [{ ...common, stroke: colour, width: 1.8 }] : []),

@@ -57,6 +57,9 @@ export default function Heatmap(props: {
     watcher.observe(element);
     return () => {
       watcher.disconnect();
+      // A picture that is still being drawn in slices must not go on after its end.
+      made.clear();
+      made.getZr().refreshImmediately();
       made.dispose();
       chart.current = null;
     };

@@ -61,7 +61,7 @@ export function NotFound() {
       <EmptyState
         title="There is no such page"
         action={
-          <Link to={'/jobs' as string} className="button">
+          <Link to="/jobs" className="button">
             Show the jobs
           </Link>
         }

@@ -38,8 +38,8 @@ export default function ComparePage() {
   );
   const set = (next: readonly string[]) =>
     void navigate({
-      to: '/compare' as string,
-      search: (next.length > 0 ? { jobs: next.join(',') } : {}) as never,
+      to: '/compare',
+      search: next.length > 0 ? { jobs: next.join(',') } : {},
     });
   const queries = useQueries({
     queries: ids.map((id) => ({
@@ -72,7 +72,7 @@ export default function ComparePage() {
                     style={{ background: `var(${colourOf(index)})` }}
                     aria-hidden="true"
                   />
-                  <Link to={'/jobs/$jobId' as string} params={{ jobId: id } as never}>
+                  <Link to="/jobs/$jobId" params={{ jobId: id }}>
                     {job?.name ?? id}
                   </Link>
                   <button

@@ -37,9 +37,9 @@ export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void })
       void queries.invalidateQueries({ queryKey: ['jobs'] });
       onClose();
       await navigate({
-        to: '/jobs/$jobId' as string,
-        params: { jobId: made.id } as never,
-        search: {} as never,
+        to: '/jobs/$jobId',
+        params: { jobId: made.id },
+        search: {},
       });
     } catch (problem) {
       setError(problem);

@@ -60,7 +60,7 @@ export default function HealthTab({ job }: { job: Job }) {
                 >
                   step {alarm.step.toLocaleString('en-US')}
                 </button>
-                <span>{alarm.message}</span>
+                <span>{alarm.message.replace(/^step \d+: /, '')}</span>
               </li>
             ))}
           </ul>

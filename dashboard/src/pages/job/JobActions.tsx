@@ -44,7 +44,7 @@ export function JobActions({ job }: { job: Job }) {
       await request(jobPath(job.id), { method: 'DELETE' });
       toast('The job was deleted');
       void queries.invalidateQueries({ queryKey: ['jobs'] });
-      await navigate({ to: '/jobs' as string });
+      await navigate({ to: '/jobs' });
     } catch (error) {
       toastError(error);
       setBusy(false);
@@ -57,7 +57,7 @@ export function JobActions({ job }: { job: Job }) {
   const { status } = job;
   return (
     <>
-      <Link to={'/compare' as string} search={{ jobs: job.id } as never} className="button">
+      <Link to="/compare" search={{ jobs: job.id }} className="button">
         Compare
       </Link>
       {status === 'draft' && (

@@ -39,7 +39,7 @@ export default function JobPage() {
   }
   const name = job.name ?? job.id;
   const show = (next: string) =>
-    void navigate({ to: '.' as string, search: (next === 'charts' ? {} : { tab: next }) as never });
+    void navigate({ to: '.', search: next === 'charts' ? {} : { tab: next } });
   return (
     <Page
       title={name}

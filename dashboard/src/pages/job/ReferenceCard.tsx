@@ -65,7 +65,7 @@ export function ReferenceCard({ job }: { job: Job }) {
           <Tile
             label="Speed against BF16"
             value={formatRatio(speeds[0] / speeds[1])}
-            tone={speeds[0] >= speeds[1] ? 'good' : 'bad'}
+            tone={engine === 'emulated' ? undefined : speeds[0] >= speeds[1] ? 'good' : 'bad'}
             note={`${formatCompact(speeds[0])} against ${formatCompact(speeds[1])} tokens/s, medians`}
           />
         ) : null}
@@ -88,11 +88,11 @@ export function ReferenceCard({ job }: { job: Job }) {
         {reference ? (
           <>
             The BF16 job is{' '}
-            <Link to={'/jobs/$jobId' as string} params={{ jobId: reference.id } as never}>
+            <Link to="/jobs/$jobId" params={{ jobId: reference.id }}>
               {reference.name ?? reference.id}
             </Link>
             : same model, device and sizes.{' '}
-            <Link to={'/compare' as string} search={{ jobs: `${job.id},${reference.id}` } as never}>
+            <Link to="/compare" search={{ jobs: `${job.id},${reference.id}` }}>
               Compare the two
             </Link>
             .

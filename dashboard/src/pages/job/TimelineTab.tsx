@@ -8,6 +8,17 @@ import { type Job, useEvents } from './useJob';
 const MORE = 200;
 const MOST = 1000;
 
+const MATTERS = 'matters';
+// What every run does many times over; on asking it is shown too.
+const ROUTINE = new Set([
+  'phase',
+  'artifact',
+  'artifact_written',
+  'artifact_removed',
+  'checkpoint_removed',
+  'progressed',
+]);
+
 const TONES: Record<string, string> = {
   fp8_alarm: 'bad',
   parity_beyond: 'bad',
@@ -22,11 +33,12 @@ const TONES: Record<string, string> = {
 /** All that happened to the job, newest first, and its attempts. */
 export default function TimelineTab({ job }: { job: Job }) {
   const [limit, setLimit] = useState(MORE);
-  const [kind, setKind] = useState('');
-  const events = useEvents(job.id, kind === '' ? [] : [kind], limit);
+  const [kind, setKind] = useState(MATTERS);
+  const events = useEvents(job.id, kind === '' || kind === MATTERS ? [] : [kind], limit);
   const [kinds, setKinds] = useState<string[]>([]);
-  const found = events.data?.items ?? [];
-  const fresh = found.map((event) => event.kind).filter((each) => !kinds.includes(each));
+  const read = events.data?.items ?? [];
+  const found = kind === MATTERS ? read.filter((event) => !ROUTINE.has(event.kind)) : read;
+  const fresh = read.map((event) => event.kind).filter((each) => !kinds.includes(each));
   if (fresh.length > 0) setKinds([...new Set([...kinds, ...fresh])].sort());
 
   return (
@@ -43,6 +55,7 @@ export default function TimelineTab({ job }: { job: Job }) {
               value={kind}
               onChange={(event) => setKind(event.target.value)}
             >
+              <option value={MATTERS}>What matters</option>
               <option value="">All kinds</option>
               {kinds.map((each) => (
                 <option key={each} value={each}>

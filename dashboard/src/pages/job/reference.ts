@@ -12,7 +12,6 @@ const TRAINING = [
   'sequence_length',
   'gradient_accumulation',
   'gradient_checkpointing',
-  'optimizer',
   'precision',
 ];
 
@@ -29,6 +28,9 @@ export function isReference(
   if (device === null || device !== otherDevice) return false;
   if (!same(spec.model, other.model) || !same(spec.adapter, other.adapter)) return false;
   if (!same(part(spec, 'resources').gpus, part(other, 'resources').gpus)) return false;
+  // A learning rate costs nothing; another optimizer has other states.
+  const optimizer = (of: Spec) => part(part(of, 'training'), 'optimizer').name;
+  if (!same(optimizer(spec), optimizer(other))) return false;
   return TRAINING.every((name) =>
     same(part(spec, 'training')[name], part(other, 'training')[name]),
   );

@@ -159,12 +159,7 @@ const Row = memo(function Row(props: {
         />
       </span>
       <span {...cell} data-cell="job">
-        <Link
-          to={'/jobs/$jobId' as string}
-          params={{ jobId: job.id } as never}
-          className="job-link line"
-          title={name}
-        >
+        <Link to="/jobs/$jobId" params={{ jobId: job.id }} className="job-link line" title={name}>
           {name}
         </Link>
         <span className="line sub mono">{job.id}</span>

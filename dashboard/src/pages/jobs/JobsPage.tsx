@@ -19,8 +19,8 @@ export default function JobsPage() {
   const change = useCallback(
     (changes: Partial<Filters>) =>
       void navigate({
-        to: '/jobs' as string,
-        search: writeFilters({ ...filters, ...changes }) as never,
+        to: '/jobs',
+        search: writeFilters({ ...filters, ...changes }),
         replace: 'text' in changes,
       }),
     [filters, navigate],
@@ -230,8 +230,8 @@ function Selection(props: {
         title="From 2 to 20 jobs"
         onClick={() =>
           void navigate({
-            to: '/compare' as string,
-            search: { jobs: [...props.picked].join(',') } as never,
+            to: '/compare',
+            search: { jobs: [...props.picked].join(',') },
           })
         }
       >

@@ -57,7 +57,8 @@ export default function SignInPage() {
         </button>
         <p id="sign-in-help" className="hint">
           <code>octrain up</code> prints the first key; later ones are made by an administrator with{' '}
-          <code>octrain keys create</code>. The key is kept in a cookie that no script can read.
+          <code>octrain keys create</code>. The key is exchanged for a cookie that no script can
+          read.
         </p>
       </form>
     </main>
