@@ -63,6 +63,8 @@ class Attempt:
     resume_candidates: list[dict[str, Any]] = field(default_factory=list)
     claims: int = 0
     roots: list[str] | None = None
+    gpu_indices: list[int] = field(default_factory=list)
+    traceparent: str | None = None
 
     def of_type(self, kind: str) -> list[dict[str, Any]]:
         return [record for record in self.records if record["type"] == kind]
@@ -223,9 +225,10 @@ class ApiServer:
             "heartbeat_interval_seconds": self.heartbeat_interval,
             "artifact_prefix": f"jobs/job_1/attempts/{attempt.id}",
             "resume_candidates": attempt.resume_candidates,
-            "device": "cpu",
-            "gpu_indices": [],
+            "device": "cuda" if attempt.gpu_indices else "cpu",
+            "gpu_indices": attempt.gpu_indices,
             "roots": attempt.roots,
+            "traceparent": attempt.traceparent,
         }
 
     def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:

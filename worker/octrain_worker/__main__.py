@@ -32,7 +32,12 @@ def _run(settings: WorkerSettings) -> int:
     from octrain_worker.agent.node import Node
     from octrain_worker.api_client import ApiRefused
     from octrain_worker.enrolment import with_node_key
+    from octrain_worker.tracing import check_tracing
 
+    untraceable = check_tracing(settings.tracing)
+    if untraceable is not None:
+        print(untraceable, file=sys.stderr)
+        return 1
     settings.node.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(
         settings.node.data_dir / "agent.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600

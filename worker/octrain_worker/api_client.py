@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import ssl
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -275,9 +275,14 @@ class ApiClient:
         body = {"result": result, "problem": problem}
         self._post(f"/nodes/{node_id}/plans/{key}", body, _Answer)
 
-    def claim(self, attempt_id: str, *, node_id: str, supervisor: str) -> Claim:
+    def claim(
+        self, attempt_id: str, *, node_id: str, supervisor: str, traceparent: str | None = None
+    ) -> Claim:
+        """``traceparent`` is the W3C trace context that the request belongs to."""
         body = {"node_id": node_id, "supervisor": supervisor}
-        return self._post(f"/attempts/{attempt_id}/claim", body, Claim)
+        path = f"/attempts/{attempt_id}/claim"
+        headers = {"traceparent": traceparent} if traceparent is not None else {}
+        return self._post(path, body, Claim, headers)
 
     def heartbeat(
         self, attempt_id: str, token: int | str, *, phase: str | None, step: int | None
@@ -301,13 +306,20 @@ class ApiClient:
         body = {"fencing_token": token, **outcome}
         return self._post(f"/attempts/{attempt_id}/finish", body, _Finished).job_status
 
-    def _post(self, path: str, body: dict[str, Any] | bytes, answer: type[Answer]) -> Answer:
+    def _post(
+        self,
+        path: str,
+        body: dict[str, Any] | bytes,
+        answer: type[Answer],
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
         try:
             if isinstance(body, bytes):
-                headers = {"Content-Type": TELEMETRY_TYPE}
-                response = self._http.post(path, content=body, headers=headers)
+                response = self._http.post(
+                    path, content=body, headers={"Content-Type": TELEMETRY_TYPE}
+                )
             else:
-                response = self._http.post(path, json=body)
+                response = self._http.post(path, json=body, headers=headers)
         except httpx.HTTPError as error:
             raise ApiUnavailable(f"POST {path}: {error or type(error).__name__}") from error
         if response.is_success:

@@ -22,6 +22,7 @@ from celery.worker import state
 
 from octrain_worker.agent.node import Node
 from octrain_worker.settings import WorkerSettings
+from octrain_worker.tracing import sane_traceparent
 
 __all__ = ["RUN_ATTEMPT", "make_app", "run_worker"]
 
@@ -62,10 +63,11 @@ def make_app(settings: WorkerSettings, node: Node) -> Celery:
         },
     )
 
-    @app.task(name=RUN_ATTEMPT, ignore_result=True)
-    def run_attempt(job_id: str, attempt_id: str, attempt: int) -> None:
+    @app.task(name=RUN_ATTEMPT, ignore_result=True, bind=True)
+    def run_attempt(self: Any, job_id: str, attempt_id: str, attempt: int) -> None:
         """Starts the attempt's supervisor, and waits for it so that Celery shows it as running."""
-        node.run_attempt(job_id, attempt_id, attempt)
+        traceparent = sane_traceparent((self.request.headers or {}).get("traceparent"))
+        node.run_attempt(job_id, attempt_id, attempt, traceparent)
 
     return app
 

@@ -26,6 +26,7 @@ __all__ = [
     "NodeSettings",
     "StorageSettings",
     "SupervisorSettings",
+    "TracingSettings",
     "TrainerSettings",
     "WorkerSettings",
 ]
@@ -136,6 +137,14 @@ class SupervisorSettings(BaseSettings):
     leftover_grace_seconds: float = Field(default=2.0, ge=0)
 
 
+class TracingSettings(BaseSettings):
+    """Where traces go: the URL of an OTLP/HTTP receiver, as the API's setting of that name."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_TRACING_", extra="ignore", frozen=True)
+
+    endpoint: str | None = None
+
+
 @dataclass(frozen=True)
 class WorkerSettings:
     """All of the above."""
@@ -146,6 +155,7 @@ class WorkerSettings:
     storage: StorageSettings = field(default_factory=StorageSettings)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
     supervisor: SupervisorSettings = field(default_factory=SupervisorSettings)
+    tracing: TracingSettings = field(default_factory=TracingSettings)
 
     @property
     def artifact_url(self) -> str:

@@ -107,7 +107,9 @@ class Node:
         logger.info("node %s is %s", self._settings.node.name, registration.node_id)
         return True
 
-    def run_attempt(self, job_id: str, attempt_id: str, attempt: int) -> None:
+    def run_attempt(
+        self, job_id: str, attempt_id: str, attempt: int, traceparent: str | None = None
+    ) -> None:
         """Has an attempt supervised and returns when its supervisor is gone, or at shutdown.
 
         A further message of the same attempt is done with at once: waiting too, it would keep a
@@ -116,7 +118,8 @@ class Node:
         assert self._supervisors is not None
         if self.stopping:
             return  # the relay sends it again
-        handle: Handle | None = self._supervisors.start(Assignment(attempt_id, job_id, attempt))
+        assignment = Assignment(attempt_id, job_id, attempt, traceparent)
+        handle: Handle | None = self._supervisors.start(assignment)
         if handle is None or not handle.waited_for.acquire(blocking=False):
             return
         while not self._released.is_set():

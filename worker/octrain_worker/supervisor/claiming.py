@@ -33,6 +33,7 @@ def claim_attempt(
     nonce: str,
     patience: float,
     wakeup: Wakeup,
+    traceparent: str | None = None,
 ) -> Claimed:
     """Claims with ``nonce``, for ``patience`` seconds while the API is away.
 
@@ -44,7 +45,8 @@ def claim_attempt(
 
     def ask() -> Claimed:
         sent_at = boot_time()
-        return Claimed(client.claim(attempt_id, node_id=node_id, supervisor=nonce), sent_at)
+        claim = client.claim(attempt_id, node_id=node_id, supervisor=nonce, traceparent=traceparent)
+        return Claimed(claim, sent_at)
 
     def failed(error: Exception, _pause: float) -> None:
         logger.warning("claim: %s", error)

@@ -18,6 +18,7 @@ from octrain_worker.supervisor.shipper import Shipper
 from octrain_worker.supervisor.spool import Entry, Spool
 from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
+from octrain_worker.tracing import AttemptTrace
 
 __all__ = ["Intake", "read_whole_records"]
 
@@ -38,6 +39,7 @@ class Intake:
         link: Link,
         wakeup: Wakeup,
         devices: DeviceMetrics,
+        trace: AttemptTrace,
     ) -> None:
         self.step: int | None = None
         self._collector = collector
@@ -47,6 +49,7 @@ class Intake:
         self._link = link
         self._wakeup = wakeup
         self._devices = devices
+        self._trace = trace
         self._disk_full = False
 
     def round(self) -> None:
@@ -86,6 +89,7 @@ class Intake:
                 self._link.phase = record.get("phase")
             elif record["type"] in ("progress", "metrics") and isinstance(record.get("step"), int):
                 self.step = self._link.step = record["step"]
+        self._trace.hear(records)
         told = functools.partial(self._shipper.has_told, self._spool.last_seq)
         self._uploads.add_records(records, told)
         self._shipper.wake()

@@ -27,6 +27,7 @@ from octrain_worker.supervisor.process_tree import become_subreaper, descendants
 from octrain_worker.supervisor.run import Supervisor
 from octrain_worker.supervisor.trainer import Trainer
 from octrain_worker.supervisor.wakeup import Wakeup
+from octrain_worker.tracing import AttemptTrace, attempt_trace
 
 __all__ = ["Assignment", "supervise", "supervise_when_told"]
 
@@ -40,6 +41,8 @@ class Assignment:
     attempt_id: str
     job_id: str
     attempt: int
+    # The trace context that came with the message.
+    traceparent: str | None = None
 
 
 def supervise(settings: WorkerSettings, node_id: str, assignment: Assignment) -> ExitStatus:
@@ -48,11 +51,13 @@ def supervise(settings: WorkerSettings, node_id: str, assignment: Assignment) ->
     wakeup = Wakeup()
     folder = AttemptFolder(settings.attempts_folder / assignment.attempt_id)
     trainer = None
+    trace = AttemptTrace()
     marker = str(uuid.uuid4())
     if not folder.started.exists():
         spare = _spare_folder(settings, marker)
         trainer = _start_trainer(settings, spare, marker)
-    return _run(settings, node_id, wakeup, folder, assignment, trainer, marker)
+        trace = attempt_trace(settings.tracing)
+    return _run(settings, node_id, wakeup, folder, assignment, trainer, marker, trace)
 
 
 def supervise_when_told(settings: WorkerSettings, node_id: str) -> ExitStatus:
@@ -62,13 +67,15 @@ def supervise_when_told(settings: WorkerSettings, node_id: str) -> ExitStatus:
     marker = str(uuid.uuid4())
     spare = _spare_folder(settings, marker)
     trainer = _start_trainer(settings, spare, marker)
+    # Imported now, so that no attempt waits for it.
+    trace = attempt_trace(settings.tracing)
     assignment = _wait_for_assignment(wakeup, trainer)
     if assignment is None:
         _end_everything(trainer)
         shutil.rmtree(spare, ignore_errors=True)
         return ExitStatus.DONE
     folder = AttemptFolder(settings.attempts_folder / assignment.attempt_id)
-    return _run(settings, node_id, wakeup, folder, assignment, trainer, marker)
+    return _run(settings, node_id, wakeup, folder, assignment, trainer, marker, trace)
 
 
 def _run(
@@ -79,6 +86,7 @@ def _run(
     assignment: Assignment,
     trainer: Trainer | None,
     marker: str,
+    trace: AttemptTrace,
 ) -> ExitStatus:
     folder.create()
     lock = folder.lock()
@@ -104,6 +112,15 @@ def _run(
     if trainer is not None:
         _adopt_logs(_spare_folder(settings, marker), folder)
     set_attempt(assignment.job_id, assignment.attempt_id)
+    trace.taken(
+        {
+            "job_id": assignment.job_id,
+            "attempt_id": assignment.attempt_id,
+            "attempt": assignment.attempt,
+            "node_id": node_id,
+        }
+    )
+    trace.begin(assignment.traceparent)
     client = ApiClient(
         settings.api.api_url,
         settings.api.node_key.get_secret_value(),
@@ -118,12 +135,14 @@ def _run(
         record=record,
         predecessor=predecessor,
         trainer=trainer,
+        trace=trace,
     )
     folder.write_record(record)
     try:
         return supervisor.run()
     finally:
         client.close()
+        trace.close()
 
 
 def _start_trainer(settings: WorkerSettings, spare: Path, marker: str) -> Trainer:

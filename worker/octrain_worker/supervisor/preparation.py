@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from octrain_worker.supervisor.fetching import (
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.outcome import Verdict
 from octrain_worker.supervisor.secrets import JobSecrets
+from octrain_worker.tracing import AttemptTrace
 
 __all__ = ["Preparation", "trainer_order"]
 
@@ -50,6 +52,7 @@ class Preparation:
         settings: WorkerSettings,
         link: Link,
         poke: Callable[[], None],
+        trace: AttemptTrace,
     ) -> None:
         self.verdict: Verdict | None = None
         self.done = False
@@ -58,12 +61,14 @@ class Preparation:
         self._settings = settings
         self._link = link
         self._poke = poke
+        self._trace = trace
         self._thread = threading.Thread(target=self._run, name="preparation", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def _run(self) -> None:
+        began_at = time.time()
         try:
             self.verdict = self._prepare()
         except TrainingError as error:
@@ -76,6 +81,7 @@ class Preparation:
         finally:
             self.done = True
             self._poke()
+            self._trace.part("prepare", began_at)
 
     def _prepare(self) -> Verdict | None:
         claim, folder = self._claim, self._folder
@@ -179,14 +185,17 @@ def store_room(settings: WorkerSettings, claim: Claim) -> Room | None:
     return Room("the artifact store", Path(unquote(url.path)), held)
 
 
-def trainer_order(folder: AttemptFolder, claim: Claim, settings: WorkerSettings) -> dict[str, Any]:
-    """The line that tells a spare trainer what to do."""
+def trainer_order(
+    folder: AttemptFolder, claim: Claim, settings: WorkerSettings, traceparent: str | None = None
+) -> dict[str, Any]:
+    """The line that tells a spare trainer what to do; ``traceparent`` is the node's own span."""
     # Without a root the trainer would read any path of this machine that a spec names.
     roots = allowed_roots(settings.storage.roots, claim.roots) or [str(folder.work)]
     visible = ",".join(str(index) for index in claim.gpu_indices) if claim.device == "cuda" else ""
     environment = {"CUDA_VISIBLE_DEVICES": visible}
-    if claim.traceparent is not None:
-        environment["TRACEPARENT"] = claim.traceparent
+    traceparent = traceparent or claim.traceparent
+    if traceparent is not None:
+        environment["TRACEPARENT"] = traceparent
     store = store_room(settings, claim)
     if store is not None:
         environment["FP8CORE_STORE_FOLDER"] = str(store.folder)

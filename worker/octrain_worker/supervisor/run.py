@@ -43,6 +43,7 @@ from octrain_worker.supervisor.stopping import Stopping, StopStep
 from octrain_worker.supervisor.trainer import Trainer
 from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
+from octrain_worker.tracing import AttemptTrace
 
 __all__ = ["Supervisor"]
 
@@ -68,6 +69,7 @@ class Supervisor:
         record: SupervisorRecord,
         predecessor: SupervisorRecord | None,
         trainer: Trainer | None,
+        trace: AttemptTrace,
     ) -> None:
         self._settings = settings
         self._folder = folder
@@ -77,10 +79,12 @@ class Supervisor:
         self._record = record
         self._predecessor = predecessor
         self._trainer = trainer
+        self._trace = trace
 
     def run(self) -> ExitStatus:
         if self._predecessor is not None:
             self._end_leftovers(self._predecessor)
+        asked_at = time.time()
         claimed = claim_attempt(
             self._client,
             self._folder.attempt_id,
@@ -88,10 +92,14 @@ class Supervisor:
             nonce=self._record.nonce,
             patience=self._settings.supervisor.claim_patience_seconds,
             wakeup=self._wakeup,
+            traceparent=self._trace.traceparent,
         )
         claim = claimed.claim
         if claim is None:
             return self._give_up(disowned_by_api=claimed.disowned)
+        # For an attempt that came without its message.
+        self._trace.begin(claim.traceparent)
+        self._trace.part("claim request", asked_at)
         lease = Lease()
         lease.grant(claimed.sent_at, claim.lease_seconds)
         write_private(self._folder.claim, claim.model_dump(mode="json"))
@@ -127,7 +135,16 @@ class Supervisor:
             logs={"stdout": self._folder.stdout, "stderr": self._folder.stderr},
         )
         devices = DeviceMetrics(self._settings.node_metrics_file, claim.gpu_indices)
-        intake = Intake(collector, self._spool, shipper, uploads, self._link, self._wakeup, devices)
+        intake = Intake(
+            collector,
+            self._spool,
+            shipper,
+            uploads,
+            self._link,
+            self._wakeup,
+            devices,
+            self._trace,
+        )
         self._link.start()
         shipper.start()
         uploads.start()
@@ -166,7 +183,7 @@ class Supervisor:
     def _train(self, claim: Claim, trainer: Trainer, intake: Intake) -> Verdict | None:
         """Watches the trainer to its end; None when the attempt was disowned."""
         preparation = Preparation(
-            self._folder, claim, self._settings, self._link, self._wakeup.poke
+            self._folder, claim, self._settings, self._link, self._wakeup.poke, self._trace
         )
         preparation.start()
         memory = OomCounts.now()
@@ -229,7 +246,9 @@ class Supervisor:
 
     def _begin(self, trainer: Trainer, claim: Claim) -> None:
         write_private(self._folder.started, {"time": time.time()})
-        trainer.begin(trainer_order(self._folder, claim, self._settings))
+        order = trainer_order(self._folder, claim, self._settings, self._trace.traceparent)
+        self._trace.ordered()
+        trainer.begin(order)
         logger.info("trainer %d began attempt %s", trainer.pid, self._folder.attempt_id)
 
     def _verdict_on_predecessor(self, intake: Intake) -> Verdict:
