@@ -14,6 +14,8 @@ export interface Line {
   dashed?: boolean;
   /** Whether the least and greatest values of each bucket are shaded. */
   band?: boolean;
+  /** Whether smoothing changes it: what has no noise, or few points, stays as it is. */
+  steady?: boolean;
 }
 
 /** Something at a place of the axis: where an attempt began, a checkpoint, an alarm. */
@@ -82,7 +84,7 @@ function Plot(props: Props & { height: number }) {
 
   // The plot is made anew only when its shape changes; new points are set.
   const shape = JSON.stringify([
-    lines.map(({ label, colour, dashed, band }) => [label, colour, dashed, band]),
+    lines.map(({ label, colour, dashed, band, steady }) => [label, colour, dashed, band, steady]),
     axis,
     elapsed,
     log,
@@ -105,6 +107,7 @@ function Plot(props: Props & { height: number }) {
         legend: { show: false },
         padding: [10, 10, 0, 0],
         cursor: {
+          y: false,
           sync: { key: syncKey, scales: ['x', null] },
           drag: { x: true, y: false, setScale: false },
           points: { size: 6 },
@@ -131,7 +134,7 @@ function Plot(props: Props & { height: number }) {
                 ? (_, ticks) => ticks.map(formatCompact)
                 : elapsed
                   ? (_, ticks) => ticks.map(formatDuration)
-                  : undefined,
+                  : (chart, ticks) => clockTicks(chart, ticks),
           }),
           axisOf(colours, {
             size: 62,
@@ -139,7 +142,10 @@ function Plot(props: Props & { height: number }) {
               ticks.map((tick) => (tick === null ? '' : now.current.format(tick))),
           }),
         ],
-        series: [{}, ...lines.flatMap((line) => seriesOf(line, colours, smoothing > 0))],
+        series: [
+          {},
+          ...lines.flatMap((line) => seriesOf(line, colours, smoothing > 0 && !line.steady)),
+        ],
         bands: bandsOf(lines, colours, smoothing > 0),
         hooks: {
           setCursor: [tell],
@@ -199,11 +205,11 @@ function dataOf(lines: readonly Line[], axis: XAxis, log: boolean, smoothing: nu
   const drawable = (values: readonly Value[]) =>
     log ? values.map((value) => (value !== null && value > 0 ? value : null)) : values;
   const { x, columns } = align(
-    lines.map(({ curve, band }) => ({
+    lines.map(({ curve, band, steady }) => ({
       x: xOf(curve, axis),
       columns: [
         drawable(curve.mean),
-        ...(smoothing > 0 ? [drawable(smooth(curve.mean, smoothing))] : []),
+        ...(smoothing > 0 && !steady ? [drawable(smooth(curve.mean, smoothing))] : []),
         ...(band ? [drawable(curve.min), drawable(curve.max)] : []),
       ],
     })),
@@ -267,13 +273,28 @@ function bandsOf(lines: readonly Line[], colours: Colours, smoothed: boolean): u
   const bands: uPlot.Band[] = [];
   let next = 1;
   for (const line of lines) {
-    next += smoothed ? 2 : 1;
+    next += smoothed && !line.steady ? 2 : 1;
     if (line.band) {
       bands.push({ series: [next + 1, next], fill: faded(colours(line.colour), 0.14) });
       next += 2;
     }
   }
   return bands;
+}
+
+/** Moments in the viewer's zone, as fine as the span that is shown asks for. */
+function clockTicks(chart: uPlot, ticks: readonly number[]): string[] {
+  const { min, max } = chart.scales.x ?? {};
+  const days = ((max ?? 0) - (min ?? 0)) / 86_400;
+  const format = new Intl.DateTimeFormat(
+    'en-GB',
+    days > 7
+      ? { day: '2-digit', month: 'short' }
+      : days > 1
+        ? { day: '2-digit', month: 'short', hour: '2-digit', minute: '2-digit' }
+        : { hour: '2-digit', minute: '2-digit', second: days < 0.01 ? '2-digit' : undefined },
+  );
+  return ticks.map((tick) => format.format(new Date(tick * 1000)));
 }
 
 function padded(min: number | null, max: number | null): [number, number] {
@@ -299,9 +320,9 @@ function readoutOf(
       : `${props.axis} ${Math.round(at).toLocaleString('en-US')}`;
   const smoothed = (props.smoothing ?? 0) > 0;
   let column = 1;
-  const parts = props.lines.map(({ label, band }) => {
+  const parts = props.lines.map(({ label, band, steady }) => {
     const values = chart.data[column];
-    column += 1 + (smoothed ? 1 : 0) + (band ? 2 : 0);
+    column += 1 + (smoothed && !steady ? 1 : 0) + (band ? 2 : 0);
     return `${label} ${props.format(near(values, index))}`;
   });
   return `${axis} · ${parts.join(' · ')}`;

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Schemas } from '~/api/client';
-import { align, type Curve, curveOf, median, newest, smooth, stepsOf } from './curves';
+import { align, type Curve, curveOf, median, newest, smooth, spanOf, stepsOf } from './curves';
 import { sparklinePath } from './sparkline';
 
 function series(
@@ -114,6 +114,17 @@ describe('stepsOf', () => {
     expect(stepsOf(curve, 'tokens', 300, 600)).toEqual([8, 11]);
   });
   it('is null where there is nothing', () => expect(stepsOf(curve, 'step', 5, 7)).toBeNull());
+});
+
+describe('spanOf', () => {
+  it('spans all curves, and is null where there is nothing to span', () => {
+    const one = curveOf([series(1, [2, 9], [1, 1])], 'train/loss') as Curve;
+    const two = curveOf([series(1, [5], [1])], 'train/loss') as Curve;
+    expect(spanOf([two, one], 'step')).toEqual([2, 9]);
+    expect(spanOf([one], 'time')).toEqual([1002, 1009]);
+    expect(spanOf([two], 'step')).toBeNull();
+    expect(spanOf([], 'tokens')).toBeNull();
+  });
 });
 
 describe('median', () => {

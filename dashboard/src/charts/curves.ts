@@ -136,6 +136,20 @@ export function stepsOf(
   return [first, last + curve.width - 1];
 }
 
+/** From the first to the last point of all curves; null where they are not two. */
+export function spanOf(curves: readonly Curve[], axis: XAxis): [number, number] | null {
+  let first = Number.POSITIVE_INFINITY;
+  let last = Number.NEGATIVE_INFINITY;
+  for (const curve of curves) {
+    for (const value of xOf(curve, axis)) {
+      if (value === null) continue;
+      first = Math.min(first, value);
+      last = Math.max(last, value);
+    }
+  }
+  return first < last ? [first, last] : null;
+}
+
 /** The newest finite mean of a curve. */
 export function newest(curve: Curve | null): Value {
   if (curve === null) return null;

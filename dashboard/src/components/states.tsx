@@ -30,7 +30,9 @@ export function ErrorState({ error, onRetry }: { error: unknown; onRetry?: () =>
   return (
     <div className="state error" role="alert">
       <p className="state-title">{title}</p>
-      {message !== title && <p className="state-text">{message}</p>}
+      {message !== title && !(error instanceof ApiError && error.errors.length > 0) && (
+        <p className="state-text">{message}</p>
+      )}
       {error instanceof ApiError && error.errors.length > 0 && (
         <ul className="problem-list">
           {error.errors.map((problem) => (

@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from '@tanstack/react-router';
 import { useMemo, useState } from 'react';
 import type { Schemas } from '~/api/client';
 import { Chart, type Line } from '~/charts/Chart';
-import { type Curve, curveOf, median, stepsOf, type XAxis } from '~/charts/curves';
+import { type Curve, curveOf, median, spanOf, stepsOf, type XAxis } from '~/charts/curves';
 import { Card, Page } from '~/components/Page';
 import { StatusBadge } from '~/components/StatusBadge';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
@@ -128,6 +128,7 @@ function Comparison({ jobs, ids }: { jobs: Job[]; ids: readonly string[] }) {
               label: job.name ?? job.id,
               colour: colourOf(index),
               dashed: index >= COLOURS.length,
+              steady: panel.name.startsWith('eval/') || panel.name.startsWith('memory/'),
               curve: axis === 'time' ? sinceStart(curve) : curve,
             },
           ];
@@ -135,6 +136,15 @@ function Comparison({ jobs, ids }: { jobs: Job[]; ids: readonly string[] }) {
         return lines.length > 0 ? [{ ...panel, lines }] : [];
       }),
     [series, jobs, ids, axis],
+  );
+
+  const all = useMemo(
+    () =>
+      spanOf(
+        panels.flatMap(({ lines }) => lines.map(({ curve }) => curve)),
+        axis,
+      ),
+    [panels, axis],
   );
 
   function select(span: [number, number] | null) {
@@ -188,7 +198,7 @@ function Comparison({ jobs, ids }: { jobs: Job[]; ids: readonly string[] }) {
               elapsed={axis === 'time'}
               log={log && (panel.log ?? false)}
               smoothing={smoothing}
-              span={zoom?.span ?? null}
+              span={zoom?.span ?? all}
               onSpan={select}
               format={panel.format ?? formatNumber}
               syncKey="compare"

@@ -1,6 +1,6 @@
 import { useMemo, useState } from 'react';
 import { Chart, type Line, type Mark } from '~/charts/Chart';
-import { type Curve, curveOf, stepsOf, type XAxis } from '~/charts/curves';
+import { type Curve, curveOf, spanOf, stepsOf, type XAxis } from '~/charts/curves';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { formatBytes, formatCompact, formatNumber, formatPercent } from '~/format/numbers';
 import { type Job, jobPath, useCheckpoints, useCurves, useEvents, useLatest } from './useJob';
@@ -10,6 +10,7 @@ interface Panel {
   names: readonly [name: string, label: string][];
   format?: (value: number | null) => string;
   log?: boolean;
+  steady?: boolean;
 }
 
 // biome-ignore format: a table
@@ -17,9 +18,9 @@ const PANELS: Panel[] = [
   { title: 'Loss', names: [['train/loss', 'training'], ['eval/loss', 'evaluation'], ['parity/reference_loss', 'reference']], log: true },
   { title: 'Gap to the reference', names: [['parity/gap', 'gap']], format: formatPercent },
   { title: 'Gradient norm', names: [['train/grad_norm', 'norm']], log: true },
-  { title: 'Learning rate', names: [['train/lr', 'rate']] },
+  { title: 'Learning rate', names: [['train/lr', 'rate']], steady: true },
   { title: 'Throughput, tokens/s', names: [['perf/tokens_per_second', 'tokens/s']], format: formatCompact },
-  { title: 'Peak memory', names: [['memory/peak_bytes', 'peak']], format: formatBytes },
+  { title: 'Peak memory', names: [['memory/peak_bytes', 'peak']], format: formatBytes, steady: true },
   { title: 'GPU utilization, %', names: [['gpu/utilization', 'GPU']] },
 ];
 const NAMES = PANELS.flatMap(({ names }) => names.map(([name]) => name));
@@ -58,6 +59,7 @@ export default function ChartsTab({ job }: { job: Job }) {
                 curve,
                 colour: COLOURS[index] ?? '--series-1',
                 dashed: name === 'parity/reference_loss',
+                steady: panel.steady || name.startsWith('eval/'),
                 band: index === 0 && curve.width > 1,
               },
             ];
@@ -65,6 +67,16 @@ export default function ChartsTab({ job }: { job: Job }) {
       return lines.length > 0 ? [{ ...panel, lines }] : [];
     });
   }, [series, extra]);
+
+  // All charts have one axis, also those whose curve ends before.
+  const all = useMemo(
+    () =>
+      spanOf(
+        panels.flatMap(({ lines }) => lines.map(({ curve }) => curve)),
+        axis,
+      ),
+    [panels, axis],
+  );
 
   if (whole.isPending) return <Loading label="Reading the curves" />;
   if (whole.isError && !whole.data) {
@@ -125,7 +137,7 @@ export default function ChartsTab({ job }: { job: Job }) {
             log={log && (panel.log ?? false)}
             smoothing={smoothing}
             marks={marks}
-            span={zoom?.span ?? null}
+            span={zoom?.span ?? all}
             onSpan={select}
             format={panel.format ?? formatNumber}
             syncKey={`job-${job.id}`}

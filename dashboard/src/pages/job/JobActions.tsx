@@ -70,7 +70,7 @@ export function JobActions({ job }: { job: Job }) {
           Pause
         </button>
       )}
-      {(status === 'paused' || status === 'pausing') && (
+      {status === 'paused' && (
         <button {...common} className="button primary" onClick={() => void act('resume')}>
           Resume
         </button>
