@@ -48,7 +48,14 @@ function Frame({ owner }: { owner: string }) {
         </button>
         <nav id="navigation" aria-label="Pages" className={open ? 'nav open' : 'nav'}>
           {navigation.map(({ to, label }) => (
-            <Link key={to} to={to} className="nav-link" activeProps={{ 'aria-current': 'page' }}>
+            <Link
+              key={to}
+              to={to}
+              className="nav-link"
+              // A job's page is one of the jobs; the form of a new one is a page of its own.
+              activeOptions={{ exact: path.endsWith('/jobs/new') }}
+              activeProps={{ 'aria-current': 'page' }}
+            >
               {label}
             </Link>
           ))}

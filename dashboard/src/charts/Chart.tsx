@@ -2,6 +2,7 @@ import { useEffect, useMemo, useRef, useState } from 'react';
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { useShownTheme } from '~/app/theme';
+import { useMediaQuery } from '~/app/useMediaQuery';
 import { formatCompact, formatNumber } from '~/format/numbers';
 import { formatDuration, formatTime } from '~/format/times';
 import { align, type Curve, smooth, type XAxis, xOf } from './curves';
@@ -48,7 +49,8 @@ interface Props {
 export function Chart(props: Props) {
   const frame = useRef<HTMLElement>(null);
   const [seen, setSeen] = useState(false);
-  const height = props.height ?? 220;
+  const roomy = useMediaQuery('(min-width: 2400px)');
+  const height = props.height ?? (roomy ? 320 : 220);
   useEffect(() => {
     const element = frame.current;
     if (!element || seen) return;
@@ -61,7 +63,7 @@ export function Chart(props: Props) {
   return (
     <figure className="card chart" ref={frame}>
       <figcaption className="chart-head">
-        <h3>{props.title}</h3>
+        <h2>{props.title}</h2>
         <span className="chart-actions">{props.actions}</span>
       </figcaption>
       {seen ? <Plot {...props} height={height} /> : <div style={{ height: height + 24 }} />}
@@ -129,6 +131,7 @@ function Plot(props: Props & { height: number }) {
         axes: [
           axisOf(colours, {
             size: 30,
+            space: axis === 'time' ? 90 : 50,
             values:
               axis !== 'time'
                 ? (_, ticks) => ticks.map(formatCompact)

@@ -68,3 +68,12 @@ export function Field(props: { label: string; hint?: string; children: ReactNode
     </label>
   );
 }
+
+/** What may be wider than the page, a table above all; it scrolls by keyboard too. */
+export function Wide({ label, children }: { label: string; children: ReactNode }) {
+  return (
+    <section className="table-wrap" aria-label={label} tabIndex={0}>
+      {children}
+    </section>
+  );
+}

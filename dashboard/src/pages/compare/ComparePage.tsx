@@ -4,7 +4,7 @@ import { useMemo, useState } from 'react';
 import type { Schemas } from '~/api/client';
 import { Chart, type Line } from '~/charts/Chart';
 import { type Curve, curveOf, median, spanOf, stepsOf, type XAxis } from '~/charts/curves';
-import { Card, Page } from '~/components/Page';
+import { Card, Page, Wide } from '~/components/Page';
 import { StatusBadge } from '~/components/StatusBadge';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { formatBytes, formatCompact, formatNumber } from '~/format/numbers';
@@ -248,7 +248,7 @@ function useJobCurves(
 function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schemas['Series'][] }) {
   return (
     <Card title="Figures">
-      <div className="table-wrap">
+      <Wide label="Figures of the jobs">
         <table className="table">
           <thead>
             <tr>
@@ -282,7 +282,7 @@ function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schemas['Seri
               const end = job.ended_at ? Date.parse(job.ended_at) : Date.now();
               return (
                 <tr key={job.id}>
-                  <td>{job.name ?? job.id}</td>
+                  <td className="nowrap">{job.name ?? job.id}</td>
                   <td>
                     <StatusBadge status={job.status} reason={job.reason} detail={job.detail} />
                   </td>
@@ -303,7 +303,7 @@ function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schemas['Seri
             })}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </Card>
   );
 }
@@ -319,7 +319,7 @@ function Differences({ jobs }: { jobs: Job[] }) {
       {rows.length === 0 ? (
         <p className="muted">The specs of these jobs are the same, but for names and labels.</p>
       ) : (
-        <div className="table-wrap">
+        <Wide label="Differences of the specs">
           <table className="table">
             <thead>
               <tr>
@@ -350,7 +350,7 @@ function Differences({ jobs }: { jobs: Job[] }) {
               ))}
             </tbody>
           </table>
-        </div>
+        </Wide>
       )}
     </Card>
   );

@@ -1,5 +1,5 @@
 import { ApiError } from '~/api/problem';
-import { Card } from '~/components/Page';
+import { Card, Wide } from '~/components/Page';
 import { ErrorState, Loading } from '~/components/states';
 import { formatBytes } from '~/format/numbers';
 import { type Job, usePrecision } from './useJob';
@@ -68,7 +68,7 @@ export function PrecisionCard({ job }: { job: Job }) {
         </span>
       }
     >
-      <div className="table-wrap">
+      <Wide label="Formats and bytes">
         <table className="table">
           <thead>
             <tr>
@@ -141,7 +141,7 @@ export function PrecisionCard({ job }: { job: Job }) {
             <EngineState state={table.data.engine_state as Counted} engine={table.data.engine} />
           </tbody>
         </table>
-      </div>
+      </Wide>
     </Card>
   );
 }

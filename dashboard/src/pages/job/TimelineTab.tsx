@@ -1,5 +1,5 @@
 import { useState } from 'react';
-import { Card } from '~/components/Page';
+import { Card, Wide } from '~/components/Page';
 import { words } from '~/components/StatusBadge';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { formatDuration, formatTime, secondsSince, viewerZone } from '~/format/times';
@@ -106,7 +106,7 @@ function Attempts({ job }: { job: Job }) {
   if (job.attempts.length === 0) return null;
   return (
     <Card title="Attempts">
-      <div className="table-wrap">
+      <Wide label="Attempts of the job">
         <table className="table">
           <thead>
             <tr>
@@ -145,7 +145,7 @@ function Attempts({ job }: { job: Job }) {
             })}
           </tbody>
         </table>
-      </div>
+      </Wide>
     </Card>
   );
 }

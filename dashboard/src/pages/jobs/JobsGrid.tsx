@@ -32,7 +32,7 @@ const COLUMNS: { label: string; sort?: string; end?: boolean }[] = [
 /** The list itself. Only the rows in view are elements of the page, whatever their number. */
 export function JobsGrid(props: Props) {
   const narrow = useMediaQuery('(max-width: 760px)');
-  const place = useRef<HTMLElement>(null);
+  const place = useRef<HTMLDivElement>(null);
   const virtual = useVirtualizer({
     count: props.rows.length,
     getScrollElement: () => place.current,
@@ -54,7 +54,7 @@ export function JobsGrid(props: Props) {
 
   const all = props.rows.length > 0 && props.picked.size === props.rows.length;
   return (
-    <section
+    <div
       className="grid"
       ref={place}
       role="table"
@@ -95,7 +95,7 @@ export function JobsGrid(props: Props) {
           })}
         </div>
       </div>
-    </section>
+    </div>
   );
 }
 
