@@ -29,6 +29,7 @@ EXAMPLE_SPEC: dict[str, Any] = {
     "data": {"source": "builtin", "name": "python_topics"},
     "recipe": {
         "engine": "emulated",
+        "scaling": "delayed",
         "fp8_format": "HYBRID",
         "amax_history_len": 16,
         "amax_compute_algo": "max",
