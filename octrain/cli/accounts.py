@@ -1,4 +1,4 @@
-"""`octrain usage`, `quotas`, `audit`"""
+"""`octrain status`, `usage`, `quotas`, `audit`"""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from octrain.cli import context
 from octrain.cli.context import JsonOption, console
+from octrain.cli.exits import Exit
 from octrain.cli.options import moment
 from octrain.cli.render import number, table
 from octrain.client import Quotas
@@ -74,6 +75,22 @@ def reset(owner: OwnerArgument, json_output: JsonOption = False) -> None:
     """Give an owner the default again."""
     with context.client() as client:
         _print(owner, client.reset_quotas(owner), json_output)
+
+
+def status(json_output: JsonOption = False) -> None:
+    """Say whether the service can do its work; status 1 when it is not ready. Needs no key."""
+    with context.client() as client:
+        told = client.readiness()
+    if json_output:
+        context.print_json(told)
+    else:
+        console.print(f"{client.url} is {escape(told.status)}", highlight=False)
+        rows = table("PART", "STATE")
+        for name, state in told.checks.items():
+            rows.add_row(escape(name), escape(state))
+        console.print(rows)
+    if told.status == "not ready":
+        raise typer.Exit(Exit.FAILED)
 
 
 def audit(

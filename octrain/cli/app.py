@@ -10,6 +10,7 @@ from octrain.cli import (
     accounts,
     artifacts,
     changes,
+    compare,
     context,
     datasets,
     diff,
@@ -64,6 +65,7 @@ app.command("events")(reading.events)
 app.command("watch")(watch.watch)
 app.command("wait")(watch.wait)
 app.command("diff")(diff.diff)
+app.command("compare")(compare.compare)
 app.command("cancel")(changes.cancel)
 app.command("pause")(changes.pause)
 app.command("resume")(changes.resume)
@@ -78,6 +80,7 @@ app.add_typer(datasets.app, name="datasets")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(keys.app, name="keys")
 app.add_typer(webhooks.app, name="webhooks")
+app.command("status")(accounts.status)
 app.command("usage")(accounts.usage)
 app.add_typer(accounts.quotas, name="quotas")
 app.command("audit")(accounts.audit)

@@ -32,6 +32,9 @@ def upload(
     column: Annotated[
         list[str] | None, typer.Option(help="The column of a role, as text=body; may be repeated.")
     ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait/--no-wait", help="Whether to wait for the server's check.")
+    ] = True,
     json_output: JsonOption = False,
 ) -> None:
     """Upload a file, or go on with an upload that was cut, and wait for its check."""
@@ -52,12 +55,19 @@ def upload(
             bar.update(task, completed=received, total=total)
 
         dataset = client.datasets.upload(
-            file, name=name, media=media, format=format, columns=columns, progress=moved
+            file,
+            name=name,
+            media=media,
+            format=format,
+            columns=columns,
+            progress=moved,
+            wait=wait,
         )
     if json_output:
         context.print_json(dataset)
     else:
-        console.print(f"{dataset.id} {_status(dataset)}, {dataset.rows} records", highlight=False)
+        rows = "" if dataset.rows is None else f", {dataset.rows} records"
+        console.print(f"{dataset.id} {_status(dataset)}{rows}", highlight=False)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
 from octrain.cli.options import moment, pairs
 from octrain.cli.render import age, duration, number, progress_text, status_text, table
-from octrain.client import JobData
+from octrain.client import JobData, JobFilters, JobPart
 
 
 def ls(
@@ -37,24 +37,33 @@ def ls(
             "descending, as --sort=-priority."
         ),
     ] = None,
+    fields: Annotated[
+        str | None,
+        typer.Option(help="Only these members, as name,status,progress: the columns, or the JSON."),
+    ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
     json_output: JsonOption = False,
 ) -> None:
     """List jobs, the newest first."""
+    filters: JobFilters = {
+        "status": status,
+        "name": name,
+        "q": query,
+        "labels": pairs(label, "--label"),
+        "created_after": moment(since, "--since"),
+        "created_before": moment(until, "--until"),
+        "ended_after": moment(ended_since, "--ended-since"),
+        "ended_before": moment(ended_until, "--ended-until"),
+        "sort": sort,
+    }
     with context.client() as client:
-        jobs = client.jobs.list(
-            status=status,
-            name=name,
-            q=query,
-            labels=pairs(label, "--label"),
-            created_after=moment(since, "--since"),
-            created_before=moment(until, "--until"),
-            ended_after=moment(ended_since, "--ended-since"),
-            ended_before=moment(ended_until, "--ended-until"),
-            sort=sort,
-            limit=limit,
-        )
-        found = [job.data for job in jobs]
+        if fields is not None:
+            wanted = [part.strip() for part in fields.split(",") if part.strip()]
+            _print_parts(
+                list(client.jobs.select(*wanted, limit=limit, **filters)), wanted, json_output
+            )
+            return
+        found = [job.data for job in client.jobs.list(limit=limit, **filters)]
     if json_output:
         context.print_json(found)
         return
@@ -75,6 +84,28 @@ def ls(
             age(job.created_at),
         )
     console.print(rows)
+
+
+def _print_parts(found: list[JobPart], fields: list[str], json_output: bool) -> None:
+    """What was asked for, and no more: a member that is null is told as null."""
+    given = [
+        context.as_json(part.model_dump(mode="json", include=part.model_fields_set))
+        for part in found
+    ]
+    if json_output:
+        context.print_json(given)
+        return
+    columns = ["id", *(name for name in fields if name != "id")]
+    rows = table(*(name.upper() for name in columns))
+    for part in given:
+        rows.add_row(*(escape(_cell(part.get(name))) for name in columns))
+    console.print(rows if given else "No such jobs.")
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def show(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
@@ -11,7 +12,7 @@ from octrain.cli import context
 from octrain.cli.context import JsonOption, console
 from octrain.cli.options import span
 from octrain.cli.render import size, sparkline, table
-from octrain.client import Client, Node, NotFound
+from octrain.client import Client, EnrolmentToken, Node, NotFound
 
 app = typer.Typer(help="The machines that run jobs.", invoke_without_command=True)
 
@@ -140,6 +141,48 @@ def token(
         context.print_json(made)
     else:
         print(f"{made.token}  (shown once)")
+
+
+@app.command()
+def tokens(json_output: JsonOption = False) -> None:
+    """List enrolment tokens and what became of them (for administrators)."""
+    with context.client() as client:
+        found = client.enrolment_tokens()
+    if json_output:
+        context.print_json(found)
+        return
+    rows = table("ID", "OWNER", "NODE", "STATE", "KEY")
+    for one in found:
+        rows.add_row(
+            one.id,
+            escape(one.owner),
+            escape(one.node or "any"),
+            _token_state(one),
+            one.key_id or "-",
+        )
+    console.print(rows if found else "No enrolment tokens.")
+
+
+@app.command("revoke-token")
+def revoke_token(
+    token: Annotated[str, typer.Argument(help="The id of the token.", metavar="TOKEN")],
+    json_output: JsonOption = False,
+) -> None:
+    """End a token that no machine has used (for administrators)."""
+    with context.client() as client:
+        ended = client.revoke_enrolment_token(token)
+    if json_output:
+        context.print_json(ended)
+    else:
+        console.print(f"{ended.id} revoked", highlight=False)
+
+
+def _token_state(one: EnrolmentToken) -> str:
+    if one.used_at is not None:
+        return "used"
+    if one.expires_at is not None and one.expires_at <= datetime.now(UTC):
+        return "ended"
+    return "open"
 
 
 def _id(client: Client, named: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -124,6 +125,17 @@ def metrics(
     console.print(rows)
 
 
+def _follow_all(json_output: bool) -> None:
+    with context.client() as client:
+        for event in client.events():
+            if json_output:
+                told = {"id": event.id, "type": event.type, "data": event.data}
+                print(json.dumps(told), flush=True)
+            elif "job_id" in event.data:
+                what = event.data.get("message") or event.data.get("status") or ""
+                print(f"{event.data['job_id']} {event.type} {what}".rstrip(), flush=True)
+
+
 def _print_latest(job: Job, names: list[str], json_output: bool) -> None:
     found = list(job.latest_metrics(*names))
     if json_output:
@@ -136,11 +148,22 @@ def _print_latest(job: Job, names: list[str], json_output: bool) -> None:
 
 
 def events(
-    job: JobArgument,
+    job: Annotated[
+        str | None, typer.Argument(help="The id of the job; all jobs without.", metavar="[JOB]")
+    ] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Only these; may be repeated.")] = None,
     json_output: JsonOption = False,
 ) -> None:
-    """List what happened to a job, also to one that was deleted; oldest first."""
+    """List what happened to a job, also to one that was deleted; oldest first.
+
+    Without a job: what happens to all of your jobs from now on, until Ctrl-C; with --json one
+    JSON object a line.
+    """
+    if job is None:
+        if kind:
+            raise typer.BadParameter("--kind goes with a job")
+        _follow_all(json_output)
+        return
     with context.client() as client:
         found = list(client.jobs.events(job, kinds=kind))
     if json_output:

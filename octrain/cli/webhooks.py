@@ -128,13 +128,25 @@ def call(webhook: WebhookArgument, json_output: JsonOption = False) -> None:
 @app.command()
 def deliveries(
     webhook: WebhookArgument,
+    delivery: Annotated[
+        str | None, typer.Argument(help="Only this one, with each try.", metavar="[DELIVERY]")
+    ] = None,
     status: Annotated[
         str | None, typer.Option(help="Only these: pending, delivered or failed.")
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many.")] = 20,
     json_output: JsonOption = False,
 ) -> None:
-    """List what was sent, the newest first."""
+    """List what was sent, the newest first; or show one delivery and each of its tries."""
+    if delivery is not None:
+        if status is not None:
+            raise typer.BadParameter("--status goes without the id of a delivery")
+        with context.client() as client:
+            one = client.webhooks.delivery(webhook, delivery)
+        _print_deliveries([one], json_output, one=True)
+        if not json_output:
+            _print_tries(one)
+        return
     with context.client() as client:
         found = list(client.webhooks.deliveries(webhook, status=status, limit=limit))
     _print_deliveries(found, json_output)
@@ -201,6 +213,20 @@ def _print_secret(webhook: NewWebhook, json_output: bool) -> None:
     _print(webhook, json_output)
     if not json_output:
         print(f"{webhook.secret}  (shown once)")
+
+
+def _print_tries(delivery: Delivery) -> None:
+    rows = table("TIME", ">STATUS", ">MILLISECONDS", "WHAT CAME BACK")
+    for one in delivery.attempts:
+        back = one.get("error") or one.get("response_excerpt") or ""
+        rows.add_row(
+            escape(str(one.get("started_at") or "-")),
+            str(one.get("status_code") or "-"),
+            str(one.get("duration_ms", "-")),
+            escape(str(back)[:200]),
+        )
+    if delivery.attempts:
+        console.print(rows)
 
 
 def _print_deliveries(found: list[Delivery], json_output: bool, *, one: bool = False) -> None:

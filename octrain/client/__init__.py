@@ -11,7 +11,7 @@ job.download("model", "my-model")
 from __future__ import annotations
 
 from octrain.client.async_job import AsyncJob
-from octrain.client.async_jobs import AsyncJobs
+from octrain.client.async_jobs import AsyncJobs, JobFilters
 from octrain.client.clients import AsyncClient, Client
 from octrain.client.connection import Connection, find_connection
 from octrain.client.datasets import DataProblem, Dataset, DatasetInvalid
@@ -47,12 +47,14 @@ from octrain.client.models import (
     CancelResult,
     JobData,
     JobEvent,
+    JobPart,
     LogLine,
     MetricValue,
     Node,
     NodeSample,
     Problem,
     Progress,
+    Readiness,
     Series,
     StreamEvent,
     ValidationReport,
@@ -96,6 +98,8 @@ __all__ = [
     "JobData",
     "JobEvent",
     "JobFailed",
+    "JobFilters",
+    "JobPart",
     "Jobs",
     "LogFilter",
     "LogLine",
@@ -117,6 +121,7 @@ __all__ = [
     "QuotaExceeded",
     "Quotas",
     "RateLimited",
+    "Readiness",
     "Recipe",
     "ScopeMissing",
     "Series",

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from octrain.client.models import (
     Node,
     NodeSample,
+    Readiness,
 )
 from octrain.client.pages import each, items_of
 from octrain.client.records import (
@@ -139,6 +140,20 @@ class AsyncOperations:
         body = {key: value for key, value in wanted.items() if value is not None}
         answer = await self._session.request("POST", "/nodes/tokens", json=body)
         return EnrolmentToken.model_validate(answer)
+
+    async def enrolment_tokens(self) -> list[EnrolmentToken]:
+        """The newest 500 enrolment tokens, without their secrets, and what became of them."""
+        answer = await self._session.request("GET", "/nodes/tokens")
+        return [EnrolmentToken.model_validate(item) for item in items_of(answer)]
+
+    async def revoke_enrolment_token(self, token_id: str) -> EnrolmentToken:
+        """End a token that no machine has used. Errors: NotFound, Conflict for a used one."""
+        path = f"/nodes/tokens/{quote(token_id, safe='')}"
+        return EnrolmentToken.model_validate(await self._session.request("DELETE", path))
+
+    async def readiness(self) -> Readiness:
+        """Whether the service can do its work, and what is wrong with which part; needs no key."""
+        return Readiness.model_validate(await self._session.readiness())
 
     async def usage(self, owner: str | None = None) -> Usage:
         """What the owner of this key (or, for administrators, another) uses, and may use."""

@@ -6,15 +6,30 @@ import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from datetime import datetime
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from octrain.client.async_job import AsyncJob, flag, history, path_of
-from octrain.client.models import CancelResult, JobData, JobEvent, ValidationReport
+from octrain.client.frames import Metrics, metrics_of
+from octrain.client.models import CancelResult, JobData, JobEvent, JobPart, ValidationReport
 from octrain.client.pages import each, items_of
 from octrain.client.session import Session
 
 _PLAN_TIMEOUT = 90.0
 _MOST_CANCELLED = 500
+
+
+class JobFilters(TypedDict, total=False):
+    """What narrows and sorts jobs: see ``AsyncJobs.list``."""
+
+    status: str | Sequence[str] | None
+    name: str | None
+    q: str | None
+    labels: Mapping[str, str] | None
+    created_after: datetime | str | None
+    created_before: datetime | str | None
+    ended_after: datetime | str | None
+    ended_before: datetime | str | None
+    sort: str | None
 
 
 class AsyncJobs:
@@ -115,39 +130,74 @@ class AsyncJobs:
     def _job(self, answer: Any) -> AsyncJob:
         return AsyncJob(self._session, JobData.model_validate(answer))
 
-    async def list(
+    async def metrics(
         self,
-        *,
-        status: str | Sequence[str] | None = None,
-        name: str | None = None,
-        q: str | None = None,
-        labels: Mapping[str, str] | None = None,
-        created_after: datetime | str | None = None,
-        created_before: datetime | str | None = None,
-        ended_after: datetime | str | None = None,
-        ended_before: datetime | str | None = None,
-        sort: str | None = None,
-        limit: int | None = None,
+        jobs: Sequence[str],
+        *names: str,
+        from_step: int | None = None,
+        to_step: int | None = None,
+        max_points: int | None = None,
+        form: str | None = None,
+        x: str | None = None,
+    ) -> Metrics:
+        """The named metrics (or patterns) of several jobs, up to 200, in one call; each series
+        tells its ``job_id``. Buckets have the same edges in all of them. Errors: NotFound.
+
+        The options are those of a job's own ``metrics``.
+        """
+        params = {
+            "job": list(jobs),
+            "keys": ",".join(names) or None,
+            "from_step": from_step,
+            "to_step": to_step,
+            "max_points": max_points,
+            "form": form,
+            "x": x,
+        }
+        answer = await self._session.request("GET", "/metrics/query", params=params)
+        return metrics_of(answer["series"])
+
+    async def select(
+        self, *fields: str, limit: int | None = None, **filters: Unpack[JobFilters]
+    ) -> AsyncIterator[JobPart]:
+        """Only these members of jobs (``"status"``, ``"progress"``, ...), with the filters and in
+        the order of ``list``: small answers, where a list of many jobs would carry every spec.
+
+        Errors: InvalidRequest for a member that jobs do not have.
+        """
+        params = _list_params(filters) | {"fields": ",".join(fields)}
+        async with aclosing(each(self._session, "/jobs", params, limit, page=500)) as found:
+            async for item in found:
+                yield JobPart.model_validate(item)
+
+    async def list(
+        self, *, limit: int | None = None, **filters: Unpack[JobFilters]
     ) -> AsyncIterator[AsyncJob]:
         """Jobs, the newest first, page by page as they are taken; all of them without ``limit``.
 
-        ``q`` is a part of the name or a whole id; ``sort`` one of ``created_at``, ``ended_at``,
-        ``name``, ``priority``, ``status``, with a minus before it for descending.
+        ``status`` (one or several), ``name``, ``labels``, ``created_after``, ``created_before``,
+        ``ended_after`` and ``ended_before`` (a datetime, or RFC 3339) narrow it; ``q`` is a part of
+        the name or a whole id; ``sort`` one of ``created_at``, ``ended_at``, ``name``,
+        ``priority``, ``status``, with a minus before it for descending.
         """
-        params: dict[str, Any] = {
-            "status": status if status is None or isinstance(status, str) else ",".join(status),
-            "name": name,
-            "q": q,
-            "created_after": _time(created_after),
-            "created_before": _time(created_before),
-            "ended_after": _time(ended_after),
-            "ended_before": _time(ended_before),
-            "sort": sort,
-        }
-        params |= {f"label.{key}": value for key, value in (labels or {}).items()}
-        async with aclosing(each(self._session, "/jobs", params, limit)) as found:
+        async with aclosing(each(self._session, "/jobs", _list_params(filters), limit)) as found:
             async for item in found:
                 yield self._job(item)
+
+
+def _list_params(filters: JobFilters) -> dict[str, Any]:
+    status = filters.get("status")
+    params: dict[str, Any] = {
+        "status": status if status is None or isinstance(status, str) else ",".join(status),
+        "name": filters.get("name"),
+        "q": filters.get("q"),
+        "created_after": _time(filters.get("created_after")),
+        "created_before": _time(filters.get("created_before")),
+        "ended_after": _time(filters.get("ended_after")),
+        "ended_before": _time(filters.get("ended_before")),
+        "sort": filters.get("sort"),
+    }
+    return params | {f"label.{key}": value for key, value in (filters.get("labels") or {}).items()}
 
 
 def _time(moment: datetime | str | None) -> str | None:

@@ -61,6 +61,9 @@ class AsyncClient:
         self.undrain_node = operations.undrain_node
         self.release_node = operations.release_node
         self.create_enrolment_token = operations.create_enrolment_token
+        self.enrolment_tokens = operations.enrolment_tokens
+        self.revoke_enrolment_token = operations.revoke_enrolment_token
+        self.readiness = operations.readiness
         self.usage = operations.usage
         self.quotas = operations.quotas
         self.set_quotas = operations.set_quotas
@@ -131,6 +134,9 @@ class Client:
     undrain_node = waiting(AsyncOperations.undrain_node)
     release_node = waiting(AsyncOperations.release_node)
     create_enrolment_token = waiting(AsyncOperations.create_enrolment_token)
+    enrolment_tokens = waiting(AsyncOperations.enrolment_tokens)
+    revoke_enrolment_token = waiting(AsyncOperations.revoke_enrolment_token)
+    readiness = waiting(AsyncOperations.readiness)
     usage = waiting(AsyncOperations.usage)
     quotas = waiting(AsyncOperations.quotas)
     set_quotas = waiting(AsyncOperations.set_quotas)

@@ -116,4 +116,6 @@ class Jobs:
     cancel = _giving_job(AsyncJobs.cancel)
     events = iterating(AsyncJobs.events)
     cancel_many = waiting(AsyncJobs.cancel_many)
+    metrics = waiting(AsyncJobs.metrics)
+    select = iterating(AsyncJobs.select)
     list = _giving_jobs(AsyncJobs.list)

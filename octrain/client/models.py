@@ -100,6 +100,33 @@ class JobData(Answer):
     links: dict[str, str] = Field(default_factory=dict)
 
 
+class JobPart(Answer):
+    """Those members of a job that were asked for, beside its id; the others are None."""
+
+    id: str
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    notes: str | None = None
+    priority: int | None = None
+    owner: str | None = None
+    status: str | None = None
+    is_final: bool | None = None
+    reason: str | None = None
+    detail: str | None = None
+    progress: Progress | None = None
+    latest_metrics: dict[str, Number] | None = None
+    attempts: list[Attempt] | None = None
+    attempt: int | None = None
+    restarts: int | None = None
+    waiting_for: str | None = None
+    queue_position: int | None = None
+    device: str | None = None
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    spec: dict[str, Any] | None = None
+
+
 class Series(Answer):
     """One metric of one attempt, as ``(step, value)`` pairs in the order of the steps.
 
@@ -210,6 +237,14 @@ class NodeSample(Answer):
     time: datetime
     host: dict[str, Any] = Field(default_factory=dict)
     gpus: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Readiness(Answer):
+    """``status`` is ready, degraded (jobs are taken, but may wait) or not ready; ``checks`` tells
+    of each part of the service ``ok``, or what is wrong with it."""
+
+    status: str
+    checks: dict[str, str] = Field(default_factory=dict)
 
 
 class JobEvent(Answer):

@@ -80,6 +80,18 @@ class Session:
             await self.exchange.sleep(_pause(attempt, _retry_after(answer)))
             attempt += 1
 
+    async def readiness(self) -> Any:
+        """What ``/readyz`` says, which is no error when it says that the service is not ready."""
+        outgoing = Outgoing("GET", f"{self.connection.url}/readyz", headers=self._headers)
+        try:
+            answer = await self.exchange.send(outgoing)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        told = _decoded(answer)
+        if not answer.is_success and not (isinstance(told, dict) and "checks" in told):
+            raise problem_of(answer)
+        return told
+
     @asynccontextmanager
     async def stream(
         self,

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+import octrain
 from octrain_api.jobs.schemas import EXAMPLE_SPEC
 from octrain_api.migrate import migrate
 from octrain_api.settings import (
@@ -122,6 +123,13 @@ def server() -> Iterator[ScriptedServer]:
     made = ScriptedServer()
     yield made
     made.close()
+
+
+@pytest.fixture
+def client(server: ScriptedServer) -> Iterator[octrain.Client]:
+    """A client of the scripted server."""
+    with octrain.Client(server.url, "oct_secret") as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)
