@@ -12,11 +12,14 @@ from octrain_api.observability.measures import Measures
 from octrain_api.problems import Problem, database_problem, response
 from octrain_api.rate_limits.limiter import AddressLimiter, RateLimiter
 from octrain_api.rate_limits.policy import Decision, Policy
+from octrain_api.sessions.cookies import OpenSession, read_cookie
+from octrain_api.sessions.defence import check_origin, check_unsafe, signs_in
+from octrain_api.sessions.holders import SessionHolders
 from octrain_api.settings import RateLimitSettings
 
 
 class Admission:
-    """Finds the holder of the request's key and counts the request against their limit.
+    """Finds the holder of the request's key or session and counts the request against their limit.
 
     Endpoints say for themselves which scope they need; what they are told here is who asks, in
     `request.state.principal`. A request without a valid key goes on as well: some routes are open.
@@ -28,12 +31,16 @@ class Admission:
         *,
         settings: RateLimitSettings,
         principals: Principals,
+        sessions: SessionHolders,
+        origins: frozenset[str],
         limiter: RateLimiter,
         last_use: LastUse,
         measures: Measures,
     ) -> None:
         self._app = app
         self._principals = principals
+        self._sessions = sessions
+        self._origins = origins
         self._limiter = limiter
         self._last_use = last_use
         self._measures = measures
@@ -44,16 +51,19 @@ class Admission:
                 ("write", settings.write),
                 ("worker", settings.worker),
                 ("address", settings.address),
+                ("sign-in", settings.sign_in),
             )
         }
         self._addresses = AddressLimiter(self._policies["address"])
+        self._sign_ins = AddressLimiter(self._policies["sign-in"])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve, or refuse with 429."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        key = bearer_key(Headers(scope=scope).get("authorization"))
+        headers = Headers(scope=scope)
+        key = bearer_key(headers.get("authorization"))
         client = scope.get("client")
         address = str(client[0]) if client else "unknown"
         state = scope.setdefault("state", {})
@@ -65,6 +75,13 @@ class Admission:
                     state["principal"] = principal
                     self._last_use.note(principal.key_id)
                     await self._count(scope, principal)
+            elif signs_in(scope):
+                self._check(self._addresses.allows(address))
+                self._check(self._sign_ins.allows(address))
+                self._sign_ins.count(address)
+                check_origin(headers, self._origins)
+            elif "authorization" not in headers:
+                await self._admit_session(scope, headers, address)
         except Exception as error:
             problem = error if isinstance(error, Problem) else database_problem(error)
             if problem is None:
@@ -74,10 +91,26 @@ class Admission:
 
         async def answering(message: Message) -> None:
             if message["type"] == "http.response.start" and message["status"] == 401:
-                self._addresses.failed(address)
+                self._addresses.count(address)
             await send(message)
 
         await self._app(scope, receive, answering)
+
+    async def _admit_session(self, scope: Scope, headers: Headers, address: str) -> None:
+        """The holder of the request's cookie; what its session cannot have sent is refused."""
+        token = read_cookie(headers)
+        if token is None:
+            return
+        self._check(self._addresses.allows(address))
+        principal = await self._sessions.of(token)
+        if principal is None:
+            return
+        state = scope["state"]
+        state["principal"] = principal
+        state["session"] = session = OpenSession(token)
+        self._last_use.note(principal.key_id)
+        await self._count(scope, principal)
+        check_unsafe(scope, headers, session, self._origins)
 
     async def _count(self, scope: Scope, principal: Principal) -> None:
         policy = self._policies[_class_of(scope["method"], principal)]

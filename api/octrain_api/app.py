@@ -12,6 +12,7 @@ from octrain_api.artifacts.endpoints import router as artifacts
 from octrain_api.attempts.endpoints import router as attempts
 from octrain_api.audit.endpoints import router as audit
 from octrain_api.audit.recording import record_refusal
+from octrain_api.dashboard import endpoints as dashboard
 from octrain_api.database import Database
 from octrain_api.datasets.endpoints import router as datasets
 from octrain_api.dependencies import Context
@@ -42,6 +43,8 @@ from octrain_api.plans.endpoints import router as plans
 from octrain_api.rate_limits.limiter import RateLimiter
 from octrain_api.readiness import Readiness
 from octrain_api.recipes.endpoints import router as recipes
+from octrain_api.sessions.endpoints import router as sessions
+from octrain_api.sessions.holders import SessionHolders
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
 from octrain_api.usage.endpoints import router as usage
@@ -56,6 +59,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     database = Database(settings.database, "octrain-api")
     listener = JobListener(database, settings.http.stream_poll)
     principals, tags = Principals(database, listener), JobTags(listener)
+    holders = SessionHolders(database, listener)
     measures, last_use = Measures(), LastUse(database, settings.keys.last_use_interval)
     live = Streams(database, listener, settings.http)
     tracing = make_tracing(settings.tracing, "octrain-api")
@@ -74,6 +78,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         database=database,
         listener=listener,
         principals=principals,
+        sessions=holders,
         jobs=JobReader(database, listener, tags),
         streams=live,
     )
@@ -122,6 +127,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     api.include_router(event_streams)
     api.include_router(node_metrics)
     api.include_router(enrolment)
+    api.include_router(sessions)
     api.include_router(audit)
     api.include_router(usage)
     api.include_router(webhooks)
@@ -143,6 +149,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         Admission,
         settings=settings.rate_limits,
         principals=principals,
+        sessions=holders,
+        origins=settings.sessions.origins,
         limiter=RateLimiter(database),
         last_use=last_use,
         measures=measures,
@@ -157,4 +165,5 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     problems.install(app)
     docs.install(app)
+    dashboard.install(app, settings.dashboard)
     return app

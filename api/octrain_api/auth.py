@@ -9,6 +9,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from octrain_api.dependencies import ContextDep
 from octrain_api.keys.principal import Principal, Scope, hash_key, new_key
 from octrain_api.problems import Problem
+from octrain_api.sessions.cookies import read_cookie
 
 __all__ = [
     "Admin",
@@ -33,17 +34,20 @@ async def _principal(
     context: ContextDep,
     credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
 ) -> Principal:
-    if credentials is None:
+    # Admission has looked already; who holds a key may have changed in the meantime only.
+    principal = getattr(request.state, "principal", None)
+    if principal is None and credentials is None:
+        gone = read_cookie(request.headers) is not None
         raise Problem(
             401,
             "not-authenticated",
             "Not authenticated",
-            "Send an API key: `Authorization: Bearer oct_...`.",
+            "This session has ended: sign in again."
+            if gone
+            else "Send an API key: `Authorization: Bearer oct_...`.",
             headers=_CHALLENGE,
         )
-    # Admission has looked already; who holds a key may have changed in the meantime only.
-    principal = getattr(request.state, "principal", None)
-    if principal is None:
+    if principal is None and credentials is not None:
         principal = await context.principals.of(credentials.credentials)
     if principal is None:
         raise Problem(

@@ -16,6 +16,7 @@ from octrain_api.observability.measures import Measures
 from octrain_api.observability.scrape import Scrape
 from octrain_api.observability.tracing import Tracing
 from octrain_api.readiness import Readiness
+from octrain_api.sessions.holders import SessionHolders
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
 
@@ -32,6 +33,7 @@ class Context:
     scrape: Scrape
     tracing: Tracing
     principals: Principals
+    sessions: SessionHolders
     jobs: JobReader
     streams: Streams
 

@@ -19,6 +19,7 @@ from octrain_api.auth import Admin, NodeWorker, Reader, Scope, Writer
 from octrain_api.openapi_errors import answers_of, kinds_of, name_of
 from octrain_api.openapi_examples import EXAMPLES
 from octrain_api.problems import ProblemDetails
+from octrain_api.sessions.cookies import COOKIE, CSRF_HEADER
 
 DESCRIPTION = """
 Octrain trains models in 8-bit floating point: POST a job, get a trained model, its metrics as they
@@ -38,6 +39,7 @@ TAGS = {
     "nodes": "Machines that train: what they can do, how they are, and how they enrol.",
     "usage": "What owners use and may use.",
     "keys": "API keys, for administrators.",
+    "sessions": "Sign in with a key in a browser.",
     "operations": "Health, readiness, and the trail of changes.",
     "workers": "The protocol of nodes. Users need none of it.",
 }
@@ -74,6 +76,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
         "description": 'The limit: `"write";q=6000;w=60` is 6000 requests in 60 seconds.',
         "schema": _TEXT,
     },
+    "Set-Cookie": {"description": "The session, out of reach of scripts.", "schema": _TEXT},
     "Retry-After": {
         "description": "Seconds to wait before trying again.",
         "schema": {"type": "integer", "minimum": 0},
@@ -122,7 +125,14 @@ def document(app: FastAPI) -> dict[str, Any]:
             "scheme": "bearer",
             "bearerFormat": "oct_...",
             "description": "An API key. Beside each operation stands the scope that it needs.",
-        }
+        },
+        "Session": {
+            "type": "apiKey",
+            "in": "cookie",
+            "name": COOKIE,
+            "description": "Set by `POST /session`; `__Host-" + COOKIE + "` over TLS. Requests "
+            f"other than GET and HEAD send `{CSRF_HEADER}` as well.",
+        },
     }
     components["responses"] = {}
     components["headers"] = copy.deepcopy(_HEADERS)
@@ -193,6 +203,9 @@ def _complete(
     operation["summary"] = operation["summary"].capitalize()
     if "security" in operation:
         operation["security"] = [{"ApiKey": [scope.value] if scope is not None else []}]
+        # No session is a node's.
+        if scope != Scope.NODE:
+            operation["security"].append({"Session": []})
     for parameter in operation.get("parameters", []):
         # Header names are told apart by no case; this is how they are written.
         if parameter["in"] == "header":
@@ -210,7 +223,7 @@ def _complete(
             if not content.get("schema") or media_type == "text/event-stream":
                 content["schema"] = copy.deepcopy(_plain(media_type))
         _add_headers(identifier, status, answer)
-    kinds = kinds_of(operation, scope)
+    kinds = kinds_of(method, operation, scope)
     for status, answer in answers_of(kinds, has_content=method != "head").items():
         _add_headers(identifier, status, answer)
         if status in answers:
@@ -244,6 +257,8 @@ def _add_headers(identifier: str, status: str, answer: dict[str, Any]) -> None:
         names += ["Accept-Ranges", "Content-Disposition"]
     if status in ("206", "416") and identifier in _RANGED:
         names.append("Content-Range")
+    if (identifier, status) in (("create_session", "201"), ("delete_session", "204")):
+        names.append("Set-Cookie")
     if status in ("429", "503"):
         names.append("Retry-After")
     if status == "401":

@@ -7,6 +7,7 @@ its path. What only one operation can answer is in `_OWN`, by operation id and k
 from collections.abc import Iterable
 from typing import Any
 
+from octrain_api.keys.principal import Scope
 from octrain_api.problem_kinds import KINDS
 from octrain_api.problems import CONTENT_TYPE
 
@@ -58,6 +59,9 @@ _OWN: dict[str, tuple[str, ...]] = {
     "redeliver_failed_deliveries": ("webhook-disabled",),
     "change_key": ("key-revoked",),
     "rotate_key": ("key-revoked",),
+    "create_session": ("not-authenticated", "scope-missing", "csrf-refused"),
+    "get_session": ("not-found",),
+    "delete_session": ("not-found",),
     "enrol_node": ("not-authenticated", "node-name-taken"),
     "register_node": ("node-name-taken", "node-key-bound"),
     "claim_attempt": _ATTEMPT,
@@ -73,7 +77,7 @@ _NOT = {"readyz": {"database-unavailable"}, "healthz": {"database-unavailable"}}
 _TITLES = {408: "Request timeout", 413: "Too large", 422: "Not valid", 503: "Unavailable"}
 
 
-def kinds_of(operation: dict[str, Any], scope: str | None) -> tuple[str, ...]:
+def kinds_of(method: str, operation: dict[str, Any], scope: str | None) -> tuple[str, ...]:
     """Names of the kinds of problem that the operation can answer with."""
     identifier = operation["operationId"]
     found = dict.fromkeys(_ALWAYS)
@@ -82,6 +86,8 @@ def kinds_of(operation: dict[str, Any], scope: str | None) -> tuple[str, ...]:
         found["not-authenticated"] = None
         if scope is not None:
             found["scope-missing"] = None
+        if method not in ("get", "head") and scope != Scope.NODE:
+            found["csrf-refused"] = None
     if any(one["in"] == "path" for one in parameters):
         found["not-found"] = None
     if "requestBody" in operation:

@@ -50,6 +50,15 @@ _kind(
     "Use a key with that scope.",
 )
 _kind(
+    "csrf-refused",
+    403,
+    "Not allowed",
+    "The request came with the cookie of a session, but without the proof that a page of this "
+    "service sent it: from another origin, or without the session's CSRF token.",
+    "Send `csrf_token` of `GET /session` in the header `X-Octrain-CSRF`; or use an API key in "
+    "`Authorization`, for which none of this is asked.",
+)
+_kind(
     "node-name-taken",
     403,
     "Not allowed",

@@ -1,11 +1,12 @@
 """Settings from the environment, nested per concern. Durations are in seconds."""
 
 import os
+import re
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, FilePath, SecretStr, field_validator, model_validator
+from pydantic import DirectoryPath, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from octrain_api.webhooks.addresses import Network, parse_networks
@@ -136,6 +137,42 @@ class KeySettings(BaseSettings):
     last_use_interval: float = Field(default=60.0, gt=0)
 
 
+class SessionSettings(BaseSettings):
+    """Browsers that signed in with a key."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_SESSIONS_", populate_by_name=True)
+
+    # From the sign-in on; a session never outlives its key.
+    lifetime: int = Field(default=7 * 86_400, ge=60, le=90 * 86_400)
+    # The oldest of a key's sessions makes room for the newest.
+    most_per_key: int = Field(default=50, ge=1, le=1000)
+    # Origins that browsers see where a proxy hands on another host: https://..., by commas.
+    origins_text: str = Field(default="", validation_alias="OCTRAIN_SESSIONS_ORIGINS")
+
+    @cached_property
+    def origins(self) -> frozenset[str]:
+        """The origins that count as this service's own."""
+        parts = (part.strip().rstrip("/") for part in self.origins_text.split(","))
+        return frozenset(part.lower() for part in parts if part)
+
+    @field_validator("origins_text")
+    @classmethod
+    def _are_origins(cls, text: str) -> str:
+        for part in (part.strip() for part in text.split(",")):
+            if part and not re.fullmatch(r"https?://[^/?#@\s]+/?", part):
+                raise ValueError(f"{part!r} is not an origin like https://octrain.example.com")
+        return text
+
+
+class DashboardSettings(BaseSettings):
+    """The dashboard's files."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_DASHBOARD_")
+
+    # A build to serve in place of the one that comes with the package or lies in the checkout.
+    folder: DirectoryPath | None = None
+
+
 class RateLimitSettings(BaseSettings):
     """Requests that one key may send in `window` seconds; 0 is no limit."""
 
@@ -148,6 +185,8 @@ class RateLimitSettings(BaseSettings):
     worker: int = Field(default=60_000, ge=0)
     # Requests without a valid key, of one address, by each API process.
     address: int = Field(default=600, ge=0)
+    # Sign-ins of one address, right or wrong, by each API process.
+    sign_in: int = Field(default=60, ge=0)
 
 
 class JobSecretSettings(BaseSettings):
@@ -324,6 +363,8 @@ class Settings(BaseSettings):
     storage: StorageSettings = Field(default_factory=StorageSettings)
     http: HttpSettings = Field(default_factory=HttpSettings)
     keys: KeySettings = Field(default_factory=KeySettings)
+    sessions: SessionSettings = Field(default_factory=SessionSettings)
+    dashboard: DashboardSettings = Field(default_factory=DashboardSettings)
     rate_limits: RateLimitSettings = Field(default_factory=RateLimitSettings)
     secrets: JobSecretSettings = Field(default_factory=JobSecretSettings)
     quotas: QuotaSettings = Field(default_factory=QuotaSettings)

@@ -82,12 +82,14 @@ class Listening:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: FastAPI, path: str, key: str, **headers: str) -> AsyncIterator[Listening]:
+async def listening(
+    app: FastAPI, path: str, key: str | None, **headers: str
+) -> AsyncIterator[Listening]:
     """A stream that is read while the block runs; leaving the block is the client's going."""
     client = Listening()
     client.taking.set()
     target, _, query = path.partition("?")
-    sent = {"authorization": f"Bearer {key}", **headers}
+    sent = headers if key is None else {"authorization": f"Bearer {key}", **headers}
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.3"},

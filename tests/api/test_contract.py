@@ -48,7 +48,7 @@ class Running:
 def running(copied_url: str, redis_url: str, tmp_path: Path) -> Iterator[Running]:
     """The service on a port of its own; it limits no rates, and its streams end soon."""
     settings = make_settings(copied_url, redis_url, tmp_path)
-    settings.rate_limits = RateLimitSettings(read=0, write=0, worker=0, address=0)
+    settings.rate_limits = RateLimitSettings(read=0, write=0, worker=0, address=0, sign_in=0)
     settings.http = HttpSettings(
         stream_keep_alive=0.1, stream_poll=0.1, stream_lifetime=0.2, alive_interval=3600
     )

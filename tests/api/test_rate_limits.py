@@ -139,7 +139,7 @@ def test_addresses_are_refilled_and_bounded() -> None:
     limiter = AddressLimiter(Policy("address", 2, 1))
     for _ in range(2):
         assert limiter.allows("a") is None
-        limiter.failed("a")
+        limiter.count("a")
     assert limiter.allows("a") is not None
     assert limiter.allows("b") is None
     deadline = time.monotonic() + 30
@@ -148,5 +148,5 @@ def test_addresses_are_refilled_and_bounded() -> None:
         time.sleep(0.05)
     unlimited = AddressLimiter(None)
     for _ in range(100):
-        unlimited.failed("a")
+        unlimited.count("a")
     assert unlimited.allows("a") is None

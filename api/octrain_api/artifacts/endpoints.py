@@ -43,7 +43,7 @@ async def download_file(
     """One file of an artifact. Its sha256 is the ETag."""
     service = ArtifactService(session, context.settings)
     row, content = await service.file(job.id, artifact_id, path)
-    headers = {"ETag": f'"{row["sha256"]}"', "X-Content-Type-Options": "nosniff"}
+    headers = {"ETag": f'"{row["sha256"]}"'}
     name = PurePosixPath(path).name
     if isinstance(content, Path):
         return FileResponse(content, filename=name, media_type=_BINARY, headers=headers)
@@ -75,7 +75,6 @@ async def download_model(
         "ETag": archive.etag,
         "Accept-Ranges": "bytes",
         "Content-Disposition": f'attachment; filename="{job.id}.tar"',
-        "X-Content-Type-Options": "nosniff",
     }
     wanted = None
     if if_range is None or if_range == archive.etag:

@@ -87,13 +87,19 @@ class ConditionalReads:
         if path is None:
             return None
         headers = dict(scope["headers"])
-        wanted, credentials = headers.get(b"if-none-match"), headers.get(b"authorization", b"")
-        scheme, _, key = credentials.partition(b" ")
-        if wanted is None or scheme.lower() != b"bearer":
+        wanted, credentials = headers.get(b"if-none-match"), headers.get(b"authorization")
+        tag = self._tags.known(path[1]) if wanted is not None else None
+        if tag is None or wanted is None:
             return None
-        tag = self._tags.known(path[1])
-        holder = self._holder(key.strip().decode("latin-1")) if tag is not None else None
-        if tag is None or holder is None:
+        if credentials is None:
+            # Admission has just found the holder of the request's session.
+            holder = scope.get("state", {}).get("principal")
+        else:
+            scheme, _, key = credentials.partition(b" ")
+            if scheme.lower() != b"bearer":
+                return None
+            holder = self._holder(key.strip().decode("latin-1"))
+        if holder is None:
             return None
         if not (holder.may(KeyScope.JOBS_READ) and holder.sees(tag.owner)):
             return None

@@ -89,5 +89,5 @@ async def download_logs(
     return StreamingResponse(
         lines,
         media_type="text/plain; charset=utf-8",
-        headers={"Content-Disposition": name, "X-Content-Type-Options": "nosniff"},
+        headers={"Content-Disposition": name},
     )

@@ -2,7 +2,7 @@
 
 from datetime import date, datetime
 
-from sqlalchemy import BigInteger, Identity, Index, func, text
+from sqlalchemy import BigInteger, ForeignKey, Identity, Index, func, text
 from sqlalchemy.orm import Mapped, mapped_column
 
 from octrain_api.models.base import Base
@@ -38,6 +38,25 @@ class ApiKey(Base):
             unique=True,
             postgresql_where=text("revoked_at IS NULL"),
         ),
+    )
+
+
+class KeySession(Base):
+    """A browser that signed in with a key. Only the hash of its token is stored."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[str] = mapped_column(primary_key=True)
+    token_hash: Mapped[str] = mapped_column(unique=True)
+    key_id: Mapped[str] = mapped_column(ForeignKey("api_keys.id", ondelete="CASCADE"))
+    # The hash of the secret that it was opened with: of a rotated key only one may still serve.
+    key_hash: Mapped[str]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+    expires_at: Mapped[datetime]
+
+    __table_args__ = (
+        Index("ix_sessions_key", "key_id", "created_at"),
+        Index("ix_sessions_end", "expires_at"),
     )
 
 

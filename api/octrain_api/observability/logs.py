@@ -17,7 +17,7 @@ from octrain_api.settings import LogSettings
 
 # Our own keys and tokens, bearer headers, and `scheme://user:password@`.
 _SECRETS = re.compile(
-    r"\b(oct[ne]?_)[A-Za-z0-9_-]{16,}"
+    r"\b(oct[nes]?_)[A-Za-z0-9_-]{16,}"
     r"|(?i:(bearer\s+))[A-Za-z0-9._~+/=-]{8,}"
     r"|(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)[^\s/@]+(?=@)"
 )

@@ -59,7 +59,11 @@ class RequestObserver:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                added = [(b"x-request-id", work.request_id.encode())]
+                added = [
+                    (b"x-request-id", work.request_id.encode()),
+                    # No browser may take what jobs made for a page of this service.
+                    (b"x-content-type-options", b"nosniff"),
+                ]
                 added += state.get("rate_limit_headers", ())
                 message = {**message, "headers": [*message["headers"], *added]}
             await send(message)

@@ -77,21 +77,21 @@ class RateLimiter:
 
 
 class AddressLimiter:
-    """Failed authentications by address, in this process alone: a guess costs a query."""
+    """What addresses do without a key, in this process alone: failed authentications, sign-ins."""
 
     def __init__(self, policy: Policy | None) -> None:
         self._policy = policy
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def allows(self, address: str) -> Decision | None:
-        """The refusal, if this address has failed too often; else None."""
+        """The refusal, if this address has come too often; else None."""
         if self._policy is None:
             return None
         left = self._filled(address, self._policy)
         return Decision(self._policy, False, 0) if left < 1 else None
 
-    def failed(self, address: str) -> None:
-        """Count a failure of this address."""
+    def count(self, address: str) -> None:
+        """Count one of this address."""
         if self._policy is None:
             return
         left = self._filled(address, self._policy)

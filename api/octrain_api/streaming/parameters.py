@@ -7,6 +7,7 @@ from fastapi import Depends, Header, Query, Request
 
 from octrain_api.dependencies import ContextDep
 from octrain_api.problems import Problem, ProblemError
+from octrain_api.sessions.cookies import OpenSession
 from octrain_api.streaming.messages import Choice, Kind
 
 _MOST_GLOBS = 100
@@ -62,10 +63,13 @@ MostSeconds = Annotated[
 
 
 def _still_allowed(request: Request, context: ContextDep) -> Callable[[], Awaitable[bool]]:
-    """Whether the key of this request still holds; asked while a stream is open."""
+    """Whether the key or session of this request still holds; asked while a stream is open."""
+    session = getattr(request.state, "session", None)
     key = request.headers.get("authorization", "").partition(" ")[2].strip()
 
     async def ask() -> bool:
+        if isinstance(session, OpenSession):
+            return await context.sessions.of(session.token) is not None
         return await context.principals.of(key) is not None
 
     return ask
