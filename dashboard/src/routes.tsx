@@ -20,14 +20,24 @@ const under = { getParentRoute: () => shell, validateSearch } as const;
 const pages = shell.addChildren([
   createRoute({ ...under, path: '/', beforeLoad: () => { throw redirect({ to: '/jobs' }); } }),
   createRoute({ ...under, path: '/jobs', component: lazyRouteComponent(() => import('./pages/jobs/JobsPage')) }),
+  createRoute({ ...under, path: '/jobs/new', component: lazyRouteComponent(() => import('./pages/new-job/NewJobPage')) }),
   createRoute({ ...under, path: '/jobs/$jobId', component: lazyRouteComponent(() => import('./pages/job/JobPage')) }),
   createRoute({ ...under, path: '/compare', component: lazyRouteComponent(() => import('./pages/compare/ComparePage')) }),
+  createRoute({ ...under, path: '/nodes', component: lazyRouteComponent(() => import('./pages/nodes/NodesPage')) }),
+  createRoute({ ...under, path: '/keys', component: lazyRouteComponent(() => import('./pages/keys/KeysPage')) }),
+  createRoute({ ...under, path: '/webhooks', component: lazyRouteComponent(() => import('./pages/webhooks/WebhooksPage')) }),
+  createRoute({ ...under, path: '/usage', component: lazyRouteComponent(() => import('./pages/usage/UsagePage')) }),
 ]);
 
 /** The navigation: what is not here is reached from a page. */
 export const navigation = [
   { to: '/jobs', label: 'Jobs' },
+  { to: '/jobs/new', label: 'New job' },
   { to: '/compare', label: 'Compare' },
+  { to: '/nodes', label: 'Nodes' },
+  { to: '/usage', label: 'Usage' },
+  { to: '/webhooks', label: 'Webhooks' },
+  { to: '/keys', label: 'Keys' },
 ] as const;
 
 export const router = createRouter({
