@@ -11,6 +11,8 @@ export interface StreamOptions {
   onLive?: (live: boolean) => void;
 }
 
+// A browser has six connections to a host: pages that nobody looks at give theirs back.
+const HIDDEN_PAUSE = 5000;
 const FIRST_PAUSE = 1000;
 const LONGEST_PAUSE = 30_000;
 
@@ -19,12 +21,15 @@ export function openStream(options: StreamOptions): () => void {
   let source: EventSource | null = null;
   let timer: ReturnType<typeof setTimeout> | undefined;
   let last = options.after === undefined ? null : String(options.after);
+  let hiding: ReturnType<typeof setTimeout> | undefined;
   let pause = FIRST_PAUSE;
   let closed = false;
 
   function close(): void {
     closed = true;
     clearTimeout(timer);
+    clearTimeout(hiding);
+    document.removeEventListener('visibilitychange', onVisibility);
     source?.close();
     options.onLive?.(false);
   }
@@ -55,6 +60,21 @@ export function openStream(options: StreamOptions): () => void {
     }
   }
 
+  function onVisibility(): void {
+    clearTimeout(hiding);
+    if (document.visibilityState === 'hidden') {
+      hiding = setTimeout(() => {
+        clearTimeout(timer);
+        source?.close();
+        source = null;
+        options.onLive?.(false);
+      }, HIDDEN_PAUSE);
+    } else if (source === null && !closed) {
+      open();
+    }
+  }
+
+  document.addEventListener('visibilitychange', onVisibility);
   open();
   return close;
 }

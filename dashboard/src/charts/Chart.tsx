@@ -64,6 +64,19 @@ export function Chart(props: Props) {
     <figure className="card chart" ref={frame}>
       <figcaption className="chart-head">
         <h2>{props.title}</h2>
+        {props.lines.length > 1 && (
+          <span className="chart-key">
+            {props.lines.map(({ label, colour, dashed }) => (
+              <span key={`${label}${colour}`}>
+                <span
+                  className={dashed ? 'stroke dashed' : 'stroke'}
+                  style={{ borderColor: `var(${colour})` }}
+                />
+                {label}
+              </span>
+            ))}
+          </span>
+        )}
         <span className="chart-actions">{props.actions}</span>
       </figcaption>
       {seen ? <Plot {...props} height={height} /> : <div style={{ height: height + 24 }} />}

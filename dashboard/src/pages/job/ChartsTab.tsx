@@ -21,7 +21,9 @@ const PANELS: Panel[] = [
   { title: 'Learning rate', names: [['train/lr', 'rate']], steady: true },
   { title: 'Throughput, tokens/s', names: [['perf/tokens_per_second', 'tokens/s']], format: formatCompact },
   { title: 'Peak memory', names: [['memory/peak_bytes', 'peak']], format: formatBytes, steady: true },
-  { title: 'GPU utilization, %', names: [['gpu/utilization', 'GPU']] },
+  { title: 'GPU utilization', names: [['gpu/utilization', 'GPU']], format: formatPercent },
+  { title: 'GPU memory', names: [['gpu/memory_bytes', 'memory']], format: formatBytes, steady: true },
+  { title: 'GPU power, W', names: [['gpu/power_watts', 'power']] },
 ];
 const NAMES = PANELS.flatMap(({ names }) => names.map(([name]) => name));
 const COLOURS = ['--series-1', '--series-2', '--series-3', '--series-4'];

@@ -13,6 +13,7 @@ import { type Job, useJob } from './useJob';
 const Charts = lazy(() => import('./ChartsTab'));
 const Health = lazy(() => import('./HealthTab'));
 const Logs = lazy(() => import('./LogsTab'));
+const Files = lazy(() => import('./FilesTab'));
 const SpecView = lazy(() => import('./SpecTab'));
 const Timeline = lazy(() => import('./TimelineTab'));
 
@@ -21,6 +22,7 @@ const TABS = [
   ['fp8', 'FP8 health'],
   ['timeline', 'Timeline'],
   ['logs', 'Logs'],
+  ['files', 'Files'],
   ['spec', 'Spec'],
 ] as const;
 
@@ -90,6 +92,7 @@ export default function JobPage() {
           {tab === 'fp8' && <Health job={job} />}
           {tab === 'timeline' && <Timeline job={job} />}
           {tab === 'logs' && <Logs job={job} />}
+          {tab === 'files' && <Files job={job} />}
           {tab === 'spec' && <SpecView job={job} />}
         </Suspense>
       </div>

@@ -6,7 +6,7 @@ import { sparklinePath } from '~/charts/sparkline';
 import { Ago } from '~/components/Ago';
 import { ProgressBar } from '~/components/Progress';
 import { StatusBadge } from '~/components/StatusBadge';
-import { formatCompact, formatNumber } from '~/format/numbers';
+import { formatCompact, formatNumber, formatPercent } from '~/format/numbers';
 import { formatAge } from '~/format/times';
 import type { JobRow } from './useJobs';
 import { useSparklines } from './useSparklines';
@@ -286,7 +286,7 @@ function Device({ job }: { job: JobRow }) {
     <>
       <span className="line">
         {job.device === 'cuda' ? 'GPU' : job.device.toUpperCase()}
-        {use !== undefined && !job.is_final ? ` ${formatNumber(use, 2)} %` : ''}
+        {use !== undefined && !job.is_final ? ` ${formatPercent(use, 2)}` : ''}
       </span>
       {attempt && (
         <span className="line sub" title={attempt.node}>
