@@ -1,6 +1,7 @@
 # make demo      the whole service once, on this machine
 # make test      lint, types, import rules and the tests (under 12 minutes on 2 cores)
 # make test-all  the slow tests too
+# make dashboard  build the dashboard into dashboard/dist, where something has changed
 # make chaos     ten minutes of random faults at the whole service: SEED=1 DURATION=600 JOBS=50
 PYTHON ?= python3
 VENV   := .venv
@@ -13,7 +14,13 @@ SEED ?= 1
 DURATION ?= 600
 JOBS ?= 50
 
-.PHONY: install demo lint test test-all chaos clean
+DASHBOARD_BUILT := dashboard/dist/.built
+DASHBOARD_CHECKED := dashboard/node_modules/.checked
+# All that a build is made of; the OpenAPI document gives it its types.
+DASHBOARD_SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' \
+	-not -path 'dashboard/dist/*' -not -path '*/generated/*') tests/api/openapi.json
+
+.PHONY: install dashboard dashboard-check demo lint test test-all chaos clean
 
 install: $(VENV)/.installed
 
@@ -24,23 +31,37 @@ $(VENV)/.installed: pyproject.toml constraints/ci.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt -e '.[dev]'
 	touch $@
 
+dashboard: $(DASHBOARD_BUILT)
+
+$(DASHBOARD_BUILT): $(DASHBOARD_SOURCES) | install
+	dashboard/build.sh $(BIN)/python build
+	touch $@
+
+# Types, style and the tests of its logic.
+dashboard-check: $(DASHBOARD_CHECKED)
+
+$(DASHBOARD_CHECKED): $(DASHBOARD_SOURCES) | install
+	dashboard/build.sh $(BIN)/python check
+	touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy fp8core api/octrain_api worker/octrain_worker octrain
 	$(BIN)/lint-imports
 
-demo: install
+demo: install dashboard
 	$(BIN)/python -m octrain.demo
 
-test: lint
+test: lint dashboard-check dashboard
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: lint
+test-all: lint dashboard-check dashboard
 	$(PYTEST) -m "not gpu"
 
 chaos: install
 	$(TEST_ENV) $(BIN)/python -m tests.chaos --seed $(SEED) --duration $(DURATION) --jobs $(JOBS)
 
 clean:
+	rm -rf dashboard/node_modules dashboard/dist
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache dist build

@@ -1,13 +1,22 @@
 # The server and the controller: no torch, no GPU.
 #   docker build -f docker/api.Dockerfile -t octrain-api .
+FROM node:22-slim AS dashboard
+WORKDIR /source/dashboard
+COPY dashboard/package.json dashboard/package-lock.json dashboard/.npmrc ./
+RUN npm ci --no-audit --no-fund
+COPY tests/api/openapi.json /source/tests/api/openapi.json
+COPY dashboard ./
+RUN npm run build && node scripts/compress.mjs
+
 FROM python:3.12-slim AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY fp8core fp8core
 COPY api api
 COPY worker worker
 COPY octrain octrain
 COPY migrations migrations
+COPY --from=dashboard /source/dashboard/dist dashboard/dist
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim

@@ -100,6 +100,7 @@ def run(console: Console, data_dir: Path, steps: int = STEPS, results: Path = RE
             raise LocalStackError(
                 f"No node registered:\n{stack.process('worker-local').log_tail()}"
             )
+        say(console, f"Watch it at {stack.url}/dashboard (sign in with {stack.api_key}).")
         with Client(stack.url, stack.api_key) as client:
             recipe = fp8_recipe(client)
             jobs = [
