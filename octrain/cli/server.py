@@ -84,11 +84,6 @@ def up(
     with stack:
         starting = False
         _announce(stack, time.monotonic() - began)
-        while not stop.is_set() and time.monotonic() - began < 30:
-            if stack.wait_for_nodes(0.0):
-                console.print(f"Nodes ready: {escape(', '.join(stack.worker_names))}")
-                break
-            stop.wait(0.1)
         stack.run(stop)
         console.print("Stopping; running jobs checkpoint first.")
         stopping = time.monotonic()

@@ -69,6 +69,8 @@ class PostgresServer:
         connections. Errors: LocalStackError with the end of its log.
         """
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Where it still works, before the account may ask for another place.
+        self._await_predecessor((self.data_dir / "postgres").resolve())
         folder = self.account.data_folder(self.data_dir, "postgres")
         fresh = not (folder / "PG_VERSION").exists()
         self._binaries = self.account.reachable_postgres(find_postgres(_cluster_major(folder)))
@@ -76,7 +78,6 @@ class PostgresServer:
         if fresh:
             database_made.unlink(missing_ok=True)
             self._initialise(folder)
-        self._await_predecessor(folder)
         self._start_server(folder)
         if not database_made.exists():
             self.create_database(DATABASE)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from octrain.local import enter
 from octrain.local.errors import LocalStackError
 
 _PR_SET_PDEATHSIG = 1
@@ -145,27 +147,34 @@ def spawn(
             user=run_as.uid,
             group=run_as.gid,
             extra_groups=[] if run_as.uid is not None else None,
-            preexec_fn=_child_setup(os.getpid(), death_signal, run_as.user_namespace),
+            preexec_fn=_child_setup(argv, env, death_signal, run_as.user_namespace),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise LocalStackError(f"Cannot start {argv[0]}: {error}") from error
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _child_setup(parent: int, death_signal: int, user_namespace: bool) -> Callable[[], None]:
+def _child_setup(
+    argv: Sequence[str],
+    env: Mapping[str, str] | None,
+    death_signal: int,
+    user_namespace: bool,
+) -> Callable[[], None]:
     """What the child does between fork and exec. Everything it calls is looked up beforehand."""
     if not sys.platform.startswith("linux"):
         raise LocalStackError(
             "The local stack needs Linux. Elsewhere, point DATABASE_URL and REDIS_URL at servers."
         )
-    libc = _libc()
+    libc = ctypes.CDLL(None, use_errno=True)
     unshare, prctl = libc.unshare, libc.prctl
+    parent = os.getpid()
+    otherwise = [sys.executable, "-I", "-S", str(Path(enter.__file__))]
+    otherwise += [str(parent), str(int(death_signal)), *argv]
+    environment = dict(os.environ if env is None else env)
 
     def setup() -> None:
         if user_namespace and unshare(_CLONE_NEWUSER) != 0:
+            if ctypes.get_errno() == errno.EINVAL:  # a fork hook has started a thread in this child
+                os.execve(otherwise[0], otherwise, environment)
             raise PermissionError("unshare(CLONE_NEWUSER) was refused")
         # A change of credentials clears the death signal, so it comes last.
         if prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0) != 0:
@@ -180,7 +189,10 @@ def user_namespaces_work() -> bool:
     """Whether a child may enter a user namespace of its own (Docker's seccomp often refuses)."""
     try:
         subprocess.run(
-            ["/bin/true"], check=True, preexec_fn=_child_setup(os.getpid(), signal.SIGKILL, True)
+            ["/bin/true"],
+            check=True,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_child_setup(["/bin/true"], None, signal.SIGKILL, True),
         )
     except (OSError, subprocess.SubprocessError):
         return False
@@ -189,7 +201,7 @@ def user_namespaces_work() -> bool:
 
 def become_subreaper() -> None:
     """Orphaned descendants become our children, so that their ends can be awaited."""
-    if _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+    if ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise LocalStackError("prctl(PR_SET_CHILD_SUBREAPER) failed")
 
 

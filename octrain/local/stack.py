@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from octrain.client import Client
+from octrain.client import Client, OctrainError
 from octrain.local.accounts import choose_account
 from octrain.local.bootstrap import create_first_key, lock_folder, migrate
 from octrain.local.commands import base_environment, module, require_servers
@@ -29,6 +29,7 @@ from octrain.local.logs import rotate
 from octrain.local.ports import LOOPBACK, free_port, is_free
 from octrain.local.postgres import PostgresServer
 from octrain.local.processes import ManagedProcess
+from octrain.local.restarts import Restarts
 from octrain.local.state import StackState
 from octrain.local.valkey import ValkeyServer
 
@@ -38,8 +39,6 @@ WORKERS_STOPPED_AT = 6.0
 SERVERS_STOPPED_AT = 7.5
 DATABASES_STOPPED_AT = 9.5
 _SCHEMA_MISMATCH = 3  # exit status of `python -m octrain_api serve` on another schema
-_LONGEST_BACKOFF = 30.0
-_STABLE_SECONDS = 60.0
 
 OnEvent = Callable[[str], None]
 
@@ -81,7 +80,7 @@ class LocalStack:
         self._on_event = on_event or (lambda message: None)
         self._processes: dict[str, ManagedProcess] = {}
         self._lock: int | None = None
-        self._failures: dict[str, tuple[int, float]] = {}  # name -> (count, next try)
+        self._restarts = Restarts({})
 
     @property
     def url(self) -> str:
@@ -319,47 +318,50 @@ class LocalStack:
     def wait_for_nodes(self, seconds: float = START_SECONDS) -> bool:
         """Wait until every worker has registered its node; whether all have in time."""
         deadline = time.monotonic() + seconds
-        with Client(self.url, self.api_key) as client:
-            while not set(self.worker_names) <= {n.name for n in client.nodes() if n.live}:
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.1)
+        while not self.nodes_are_ready():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
         return True
+
+    def nodes_are_ready(self) -> bool:
+        """Whether every worker's node is live; not if the API does not answer at once."""
+        try:
+            with Client(self.url, self.api_key, timeout=5.0, retries=0) as client:
+                return set(self.worker_names) <= {n.name for n in client.nodes() if n.live}
+        except OctrainError:
+            return False
 
     # Run
 
     def run(self, stop: threading.Event, tick_seconds: float = 0.2) -> None:
         """Watch over the processes until ``stop`` is set: start again what died (with growing
-        pauses), keep the logs small. Main thread only.
+        pauses), keep the logs small, say once when every node is there. Main thread only.
         """
-        started = dict.fromkeys(self._processes, time.monotonic())
+        self._restarts = Restarts(dict.fromkeys(self._processes, time.monotonic()))
         rotated = time.monotonic()
+        nodes_ready = False
         while not stop.wait(tick_seconds):
             now = time.monotonic()
+            if not nodes_ready and self.nodes_are_ready():
+                nodes_ready = True
+                self._on_event(f"Nodes ready: {', '.join(self.worker_names)}")
             for name in list(self._processes):
-                self._watch(name, started, now)
+                self._watch(name, now)
             if now - rotated > 5.0:
                 rotated = now
                 for process in self._processes.values():
                     rotate(process.log)
 
-    def _watch(self, name: str, started: dict[str, float], now: float) -> None:
+    def _watch(self, name: str, now: float) -> None:
         process = self._processes[name]
-        if process.running:
-            if now - started.get(name, now) > _STABLE_SECONDS:
-                self._failures.pop(name, None)
-            return
-        count, next_try = self._failures.get(name, (0, 0.0))
-        if next_try == 0.0:
-            pause = min(_LONGEST_BACKOFF, 0.5 * 2**count)
-            self._failures[name] = (count, now + pause)
+        decision = self._restarts.look(name, process.running, now)
+        if decision.pause is not None:
             self._on_event(
-                f"{name} ended ({_ending(process.returncode)}); starting it again in {pause:g} s. "
-                f"Its log: {process.log}"
+                f"{name} ended ({_ending(process.returncode)}); starting it again in "
+                f"{decision.pause:g} s. Its log: {process.log}"
             )
-        elif now >= next_try:
-            self._failures[name] = (count + 1, 0.0)
-            started[name] = now
+        elif decision.start:
             try:
                 self.restart(name)
             except LocalStackError as error:

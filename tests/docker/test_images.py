@@ -192,6 +192,7 @@ def containers(tmp_path: Path, fresh_postgres_url: str, redis_url: str) -> Itera
     made.end()
 
 
+@pytest.mark.slow
 def test_every_command_runs(containers: Containers):
     migrate = containers.start("migrate")
     assert migrate.wait(60) == 0, containers.log("migrate")

@@ -38,6 +38,7 @@ def check_output(text: str, results: Path) -> None:
     assert len(list(results.glob("*/model/model.safetensors"))) == 2
 
 
+@pytest.mark.slow
 def test_the_demo_with_few_steps(tmp_path):
     become_subreaper()
     output = io.StringIO()

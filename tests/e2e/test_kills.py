@@ -101,9 +101,8 @@ def test_the_trainer_while_the_controller_is_dead(service):
     trained_once(job, 2)
 
 
-@pytest.mark.parametrize(
-    "away", [pytest.param(20, id="20-s"), pytest.param(60, id="60-s", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("away", [pytest.param(20, id="20-s"), pytest.param(60, id="60-s")])
 def test_the_api(service, away):
     """Training goes on without it, and what was not heard meanwhile is told afterwards."""
     steps = 100_000

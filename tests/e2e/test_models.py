@@ -108,6 +108,7 @@ def test_a_model_that_the_node_cannot_find_fails_the_job_and_not_the_node(servic
     service.end(service.submit("after"))
 
 
+@pytest.mark.slow
 def test_a_job_begins_with_the_model_of_another(service, tmp_path):
     first = service.submit(
         "first", training={"steps": 30}, checkpoint={"every_steps": 10, "keep_last": 3}

@@ -23,6 +23,7 @@ from tests.chaos.users import job_spec
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.slow
 def test_up_uses_the_servers_that_are_named(tmp_path: Path) -> None:
     data, root = tmp_path / "data", tmp_path / "root"
     root.mkdir()

@@ -159,21 +159,34 @@ def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.Mo
         assert first_steps[-1] + 1 == second_steps[0], "it went on where it had stopped"
         assert job.data.restarts == 0, "an orderly stop costs no restart"
 
-    # The launcher is killed: everything goes with it, and the job goes on at the next start.
-    again.process.kill()
-    again.process.wait()
-    until(again.nothing_is_left, 20, "everything ends after SIGKILL of the launcher")
-    third = up()
-    third.read_until("Octrain is ready")
+    again.stop(signal.SIGTERM)
+    assert again.nothing_is_left()
+
+
+@pytest.mark.slow
+def test_everything_goes_with_a_killed_launcher_and_the_job_goes_on(
+    up: Callable[[], Up], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = up()
+    first.read_until("Octrain is ready")
+    use_only(monkeypatch, first.data_dir)
+    with Client() as client:
+        job = client.jobs.create(long_job())
+        until(lambda: job.refresh().data.progress.step > 5, 90, "the job trains")
+    first.process.kill()
+    first.process.wait()
+    until(first.nothing_is_left, 20, "everything ends after SIGKILL of the launcher")
+    again = up()
+    again.read_until("Octrain is ready")
     with Client() as client:
         job = client.jobs.get(job.id)
         assert not job.is_final
         reached = job.data.progress.step
-        until(lambda: len(job.refresh().data.attempts) == 3, 60, "a third attempt")
+        until(lambda: len(job.refresh().data.attempts) == 2, 60, "a second attempt")
         until(lambda: job.refresh().data.progress.step > reached, 90, "it goes on")
         assert job.cancel().wait(60).status == "cancelled"
-    third.stop(signal.SIGTERM)
-    assert third.nothing_is_left()
+    again.stop(signal.SIGTERM)
+    assert again.nothing_is_left()
 
 
 def test_a_port_that_is_taken(up: Callable[[], Up], tmp_path: Path) -> None:

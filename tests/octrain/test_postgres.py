@@ -244,6 +244,35 @@ def server_in_namespace() -> RunAs:
     return RunAs(user_namespace=True)
 
 
+def test_fork_hooks_of_the_program_around_us_take_no_namespace_away(tmp_path: Path) -> None:
+    """A tracing library starts a thread in every forked child; the kernel lets only a process of
+    one thread enter a namespace. The server still ends with its launcher."""
+    server_in_namespace()
+    code = f"""
+import os, signal, sys, threading, time
+os.register_at_fork(
+    after_in_child=lambda: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+)
+from octrain.local.processes import RunAs, spawn, user_namespaces_work
+assert user_namespaces_work()
+with open({str(tmp_path / "log")!r}, "w") as log:
+    child = spawn(["/bin/sleep", "60"], output=log.fileno(), run_as=RunAs(user_namespace=True))
+while os.path.basename(os.readlink(f"/proc/{{child.pid}}/exe")) != "sleep":
+    assert child.poll() is None
+    time.sleep(0.01)
+print(child.pid, os.readlink(f"/proc/{{child.pid}}/ns/user"), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pid, namespace = done.stdout.split()
+    assert namespace != os.readlink("/proc/self/ns/user")
+    deadline = time.monotonic() + 10
+    while is_alive(int(pid)):
+        assert time.monotonic() < deadline, "it outlives its launcher"
+        time.sleep(0.02)
+
+
 def test_binaries_below_a_private_folder_run(
     make: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

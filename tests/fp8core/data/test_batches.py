@@ -2,97 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import tracemalloc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fp8core.data import Batch, load_tokenizer, open_corpus, open_dataset
+from fp8core.data import load_tokenizer, open_corpus, open_dataset
 from fp8core.data.tokenizer_build import byte_tokenizer
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.errors import DataInvalid, SpecRefused
-
-Spec = Callable[..., Any]
-BYTES = Tokenizer(byte_tokenizer())
-ENCODER = Tokenizer(byte_tokenizer(encoder=True))
-END = 256
-
-
-def texts(count: int) -> list[str]:
-    """Documents of 1 to 90 characters, each told apart by its beginning."""
-    return [f"{index:03d}:" + "x" * (index * 37 % 87) for index in range(count)]
-
-
-@pytest.fixture
-def corpus_spec(make_spec: Spec, write_jsonl: Callable[..., Path]) -> Spec:
-    """A spec over 60 documents: corpus_spec("text" | "prompt_completion" | "labelled", ...)."""
-
-    def make(kind: str, *, packing: bool | None = None, **parts: Any) -> Any:
-        rows: list[dict[str, Any]] = [{"text": text} for text in texts(60)]
-        task = parts.pop("task", "causal_lm")
-        if kind == "prompt_completion":
-            rows = [{"prompt": t[:4], "completion": t[4:] + "!"} for t in texts(60)]
-        if kind == "labelled":
-            rows = [{"text": t, "label": "ab"[i % 2]} for i, t in enumerate(texts(60))]
-            task = "sequence_classification"
-        data = {"source": "jsonl", "path": str(write_jsonl(rows)), "format": kind}
-        if packing is not None:
-            data["packing"] = packing
-        data |= parts.pop("data", {})
-        return make_spec(data=data, task=task, **parts)
-
-    return make
-
-
-KINDS: list[tuple[str, bool | None, str]] = [
-    ("text", True, "causal_lm"),
-    ("text", False, "causal_lm"),
-    ("prompt_completion", True, "causal_lm"),
-    ("prompt_completion", False, "causal_lm"),
-    ("labelled", None, "sequence_classification"),
-    ("text", True, "masked_lm"),
-    ("text", False, "masked_lm"),
-]
-
-
-def tokenizer_for(task: str) -> Tokenizer:
-    return BYTES if task == "causal_lm" else ENCODER
-
-
-def same(left: Batch, right: Batch) -> bool:
-    fields = ("input_ids", "labels", "position_ids", "document_ids")
-    masks = (left.attention_mask, right.attention_mask)
-    return (
-        all(torch.equal(getattr(left, name), getattr(right, name)) for name in fields)
-        and (left.token_count, left.target_count) == (right.token_count, right.target_count)
-        and (masks[0] is None) == (masks[1] is None)
-        and (masks[0] is None or masks[1] is None or torch.equal(*masks))
-    )
-
-
-def stream_of(batches: Iterable[Batch]) -> list[int]:
-    """All real tokens, row after row."""
-    return [
-        token
-        for batch in batches
-        for ids, owners in zip(batch.input_ids, batch.document_ids, strict=True)
-        for token in ids[owners >= 0].tolist()
-    ]
-
-
-def documents_of(batches: Iterable[Batch]) -> list[list[int]]:
-    """Token lists of all documents (or their parts), in the order of rows."""
-    found = []
-    for batch in batches:
-        for ids, owners in zip(batch.input_ids, batch.document_ids, strict=True):
-            for document in range(int(owners.max()) + 1):
-                found.append(ids[owners == document].tolist())
-    return found
+from tests.fp8core.data.documents import (
+    BYTES,
+    ENCODER,
+    END,
+    KINDS,
+    Spec,
+    documents_of,
+    stream_of,
+    texts,
+    tokenizer_for,
+)
 
 
 @pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
@@ -219,128 +152,6 @@ def test_data_of_single_tokens_ends_with_an_error(
     train = open_dataset(make_spec(data=data), BYTES).train
     with pytest.raises(DataInvalid, match="anything to learn"):
         next(train)
-
-
-@pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
-def test_resume_gives_exactly_the_next_batches(
-    corpus_spec: Spec, kind: str, packing: bool | None, task: str
-) -> None:
-    spec = corpus_spec(kind, packing=packing, task=task)
-    tokenizer = tokenizer_for(task)
-    train = open_dataset(spec, tokenizer).train
-    # 80 batches are several epochs; a state is taken before each.
-    states, batches = [], []
-    for _ in range(80):
-        states.append(json.loads(json.dumps(train.state_dict())))
-        batches.append(next(train))
-    assert len(json.dumps(states[-1])) < 500
-    for start in (0, 1, 7, 30, 79):
-        resumed = open_dataset(spec, tokenizer).train
-        resumed.load_state_dict(states[start])
-        for expected in batches[start : start + 12]:
-            assert same(next(resumed), expected)
-        if start == 30:
-            assert resumed.state_dict() == states[42]
-    # The order changes from epoch to epoch.
-    assert not any(same(batches[0], later) for later in batches[1:])
-
-
-def test_a_state_of_other_data_is_refused(corpus_spec: Spec) -> None:
-    state = open_dataset(corpus_spec("text"), BYTES).train.state_dict()
-    for other in (
-        corpus_spec("text", data={"shuffle_seed": 1}),
-        corpus_spec("text", training={"sequence_length": 32}),
-        corpus_spec("text", data={"append_end_of_text": False}),
-    ):
-        with pytest.raises(DataInvalid, match="changed since the checkpoint"):
-            open_dataset(other, BYTES).train.load_state_dict(state)
-    with pytest.raises(DataInvalid, match="version 2"):
-        open_dataset(corpus_spec("text"), BYTES).train.load_state_dict({**state, "version": 2})
-
-
-@pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
-def test_ranks_share_the_rows_of_one_order(
-    corpus_spec: Spec, kind: str, packing: bool | None, task: str
-) -> None:
-    spec = corpus_spec(kind, packing=packing, task=task)
-    tokenizer = tokenizer_for(task)
-    alone = open_dataset(spec, tokenizer).train
-    ranks = [open_dataset(spec, tokenizer, rank=rank, world=3).train for rank in range(3)]
-    for _ in range(10):
-        for rank in ranks:
-            assert same(next(rank), next(alone))
-        states = [rank.state_dict() for rank in ranks]
-        assert states[0] == states[1] == states[2]
-    # A checkpoint of three ranks goes on with one.
-    again = open_dataset(spec, tokenizer).train
-    again.load_state_dict(ranks[0].state_dict())
-    assert same(next(again), next(alone))
-
-
-def test_the_last_round_is_dealt_evenly(make_spec: Spec, write_jsonl: Callable[..., Path]) -> None:
-    # 7 rows of one document each, in rounds of 2 ranks times 2.
-    path = write_jsonl([{"text": f"{index}"} for index in range(7)])
-    data = {"source": "jsonl", "path": str(path), "packing": False, "epochs": 1}
-    spec = make_spec(data=data, evaluation={"fraction": 0})
-    ranks = [list(open_dataset(spec, BYTES, rank=rank, world=2).train) for rank in range(2)]
-    assert [[len(batch.input_ids) for batch in rank] for rank in ranks] == [[2, 2], [2, 1]]
-    found = documents_of(itertools.chain(*ranks))
-    assert sorted(found) == [[ord(f"{index}"), END] for index in range(7)]
-    # With eight ranks the single round of seven rows is too small for all.
-    assert list(open_dataset(spec, BYTES, rank=0, world=8).train) == []
-
-
-def test_epochs_bound_the_run_and_repeat_every_document(corpus_spec: Spec) -> None:
-    spec = corpus_spec("text", packing=False, data={"epochs": 2}, training={"sequence_length": 96})
-    data = open_dataset(spec, BYTES)
-    found = documents_of(data.train)
-    assert sorted(found) == sorted(2 * [list(x) for x in {tuple(d) for d in found}])
-    assert len(found) == 2 * len(data.corpus.training) == 118
-    assert next(data.train, None) is None
-
-
-def test_evaluation_is_disjoint_repeatable_and_counts_its_bytes(corpus_spec: Spec) -> None:
-    spec = corpus_spec(
-        "text",
-        data={"epochs": 1},
-        evaluation={"fraction": 0.2},
-        training={"sequence_length": 96},
-    )
-    data = open_dataset(spec, BYTES)
-    assert data.evaluation is not None
-    first, second = list(data.evaluation), list(data.evaluation)
-    assert len(first) == len(data.evaluation)
-    assert all(same(a, b) for a, b in zip(first, second, strict=True))
-    training = list(data.corpus.training_texts())
-    held_out = list(data.corpus.evaluation_texts())
-    assert (len(training), len(held_out)) == (48, 12)
-    assert sorted(training + held_out) == texts(60)
-    stream = stream_of(first)
-    assert stream == [token for text in held_out for token in [*text.encode(), END]]
-    # A byte is a token here; the end of text stands for no byte.
-    targets = sum(int(((batch.labels != -100) & (batch.labels != END)).sum()) for batch in first)
-    assert data.evaluation_bytes == targets
-
-
-def test_evaluation_bytes_of_ranks_and_of_max_batches(corpus_spec: Spec) -> None:
-    def of(**evaluation: Any) -> Any:
-        return corpus_spec("text", evaluation={"fraction": 0.3} | evaluation)
-
-    data = open_dataset(of(), BYTES)
-    whole = list(data.evaluation or ())
-    ranks = [open_dataset(of(), BYTES, rank=rank, world=4) for rank in range(4)]
-    shares = [list(rank.evaluation or ()) for rank in ranks]
-    assert {len(share) for share in shares} == {len(ranks[0].evaluation or ())}
-    assert {rank.evaluation_bytes for rank in ranks} == {data.evaluation_bytes}
-    together = [batch for round in zip(*shares, strict=True) for batch in round]
-    assert documents_of(together) == documents_of(whole)
-    assert sum(b.target_count for b in together) == sum(b.target_count for b in whole)
-    # A rank without rows gets padding and no targets.
-    assert all(len(batch.input_ids) >= 1 for batch in together)
-    limited = open_dataset(of(max_batches=2), BYTES)
-    assert len(limited.evaluation or ()) == 2
-    assert all(same(a, b) for a, b in zip(limited.evaluation or (), whole[:2], strict=True))
-    assert 0 < limited.evaluation_bytes < data.evaluation_bytes
 
 
 def test_a_single_huge_document_is_split_in_blocks(make_spec: Spec, tmp_path: Path) -> None:

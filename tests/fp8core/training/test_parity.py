@@ -69,6 +69,7 @@ def test_the_reference_is_that_very_job_and_changes_nothing(
     assert report["compared_steps"] == parity["steps"]
 
 
+@pytest.mark.slow
 def test_the_reference_is_never_repeated(
     job: Job, train_here: TrainHere, series: Series, tmp_path: Path
 ) -> None:
@@ -97,6 +98,7 @@ def test_the_reference_is_never_repeated(
     assert series(workdir, "parity/gap") == series(whole, "parity/gap")
 
 
+@pytest.mark.slow
 def test_a_stop_in_the_main_run_before_any_checkpoint_keeps_the_reference(
     job: Job, train_here: TrainHere, tmp_path: Path
 ) -> None:
