@@ -1,6 +1,6 @@
-import { Link } from '@tanstack/react-router';
+import { useNavigate } from '@tanstack/react-router';
 import { useVirtualizer } from '@tanstack/react-virtual';
-import { memo, useEffect, useRef } from 'react';
+import { type MouseEvent, memo, useCallback, useEffect, useRef } from 'react';
 import { useMediaQuery } from '~/app/useMediaQuery';
 import { sparklinePath } from '~/charts/sparkline';
 import { Ago } from '~/components/Ago';
@@ -52,6 +52,17 @@ export function JobsGrid(props: Props) {
     if (last >= rows.length - 40) onEnd();
   }, [last, rows.length, onEnd]);
 
+  // A router's link in each row would cost more than the rest of the row.
+  const navigate = useNavigate();
+  const open = useCallback(
+    (event: MouseEvent, jobId: string) => {
+      if (event.button !== 0 || event.metaKey || event.ctrlKey || event.shiftKey) return;
+      event.preventDefault();
+      void navigate({ to: '/jobs/$jobId', params: { jobId }, search: {} });
+    },
+    [navigate],
+  );
+
   const all = props.rows.length > 0 && props.picked.size === props.rows.length;
   return (
     <div
@@ -88,6 +99,7 @@ export function JobsGrid(props: Props) {
                 job={job}
                 curve={curves.get(job.id)}
                 picked={props.picked.has(job.id)}
+                onOpen={open}
                 onPick={props.onPick}
                 onLabel={props.onLabel}
               />
@@ -137,6 +149,7 @@ const Row = memo(function Row(props: {
   start: number;
   curve: number[] | undefined;
   picked: boolean;
+  onOpen: (event: MouseEvent, jobId: string) => void;
   onPick: (id: string, on: boolean) => void;
   onLabel: (name: string, value: string) => void;
 }) {
@@ -159,9 +172,14 @@ const Row = memo(function Row(props: {
         />
       </span>
       <span {...cell} data-cell="job">
-        <Link to="/jobs/$jobId" params={{ jobId: job.id }} className="job-link line" title={name}>
+        <a
+          href={`${import.meta.env.BASE_URL}jobs/${job.id}`}
+          className="job-link line"
+          title={name}
+          onClick={(event) => props.onOpen(event, job.id)}
+        >
           {name}
-        </Link>
+        </a>
         <span className="line sub mono">{job.id}</span>
       </span>
       <span {...cell} data-cell="status">

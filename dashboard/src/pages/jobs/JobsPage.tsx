@@ -1,4 +1,4 @@
-import { useNavigate, useSearch } from '@tanstack/react-router';
+import { Link, useNavigate, useSearch } from '@tanstack/react-router';
 import { useCallback, useEffect, useMemo, useState } from 'react';
 import { request, type Schemas } from '~/api/client';
 import { useScope } from '~/app/session';
@@ -56,11 +56,16 @@ export default function JobsPage() {
       <Page
         title="Jobs"
         actions={
-          <span className="muted" role="status">
-            {jobs.rows.length.toLocaleString('en-US')}
-            {hasNextPage ? '+' : ''} {jobs.rows.length === 1 ? 'job' : 'jobs'} ·{' '}
-            {jobs.live ? 'live' : 'connecting…'}
-          </span>
+          <>
+            <span className="muted" role="status">
+              {jobs.rows.length.toLocaleString('en-US')}
+              {hasNextPage ? '+' : ''} {jobs.rows.length === 1 ? 'job' : 'jobs'} ·{' '}
+              {jobs.live ? 'live' : 'connecting…'}
+            </span>
+            <Link to="/jobs/new" className="button primary">
+              New job
+            </Link>
+          </>
         }
       >
         <FilterBar filters={filters} change={change} />
@@ -79,9 +84,16 @@ export default function JobsPage() {
         <ErrorState error={jobs.error} onRetry={() => void jobs.refetch()} />
       ) : jobs.rows.length === 0 ? (
         bare ? (
-          <EmptyState title="No jobs yet">
-            Submit one with <code>octrain submit -f spec.yaml</code> or <code>POST /jobs</code>: it
-            appears here at once.
+          <EmptyState
+            title="No jobs yet"
+            action={
+              <Link to="/jobs/new" className="button primary">
+                Make the first one
+              </Link>
+            }
+          >
+            Submit one here, with <code>octrain submit -f spec.yaml</code> or{' '}
+            <code>POST /jobs</code>: it appears here at once.
           </EmptyState>
         ) : (
           <EmptyState
