@@ -117,7 +117,7 @@ function Plan({ report }: { report: Report }) {
         <p className="muted">{report.plan_detail ?? 'No live node is there to be asked.'}</p>
       )}
       {rows.length > 0 && (
-        <dl className="facts">
+        <dl className="plan-facts">
           {rows.map(([name, value]) => (
             <div key={name + value}>
               <dt>{name}</dt>

@@ -104,7 +104,7 @@ function NodeCard({ node, jobs }: { node: Node; jobs: Job[] }) {
           placed anew once their leases end.
         </p>
       )}
-      <dl className="facts">
+      <dl className="node-facts">
         <Fact name="Host">{node.hostname}</Fact>
         <Fact name="Version">{node.version}</Fact>
         {node.cpu_slots > 0 && (
