@@ -15,6 +15,14 @@ import './styles/pages.css';
 
 startTheme();
 
+// A part of this page is gone: the service was updated meanwhile. Once, so that nothing goes round.
+window.addEventListener('vite:preloadError', () => {
+  const before = Number(sessionStorage.getItem('octrain.reloaded') ?? 0);
+  if (Date.now() - before < 60_000) return;
+  sessionStorage.setItem('octrain.reloaded', String(Date.now()));
+  window.location.reload();
+});
+
 const queries = new QueryClient({
   queryCache: new QueryCache(),
   defaultOptions: {

@@ -1,14 +1,9 @@
 import { type QueryClient, queryOptions, useQuery, useQueryClient } from '@tanstack/react-query';
-import { request, setCsrfToken } from '~/api/client';
+import { request, type Schemas, setCsrfToken } from '~/api/client';
 import { ApiError } from '~/api/problem';
 
-/** Who is signed in. The key itself stays in an http-only cookie, out of reach of scripts. */
-export interface Session {
-  owner: string;
-  scopes: string[];
-  csrf_token: string;
-  expires_at: string;
-}
+/** Who is signed in. The key itself is given once, for a cookie that is out of reach of scripts. */
+export type Session = Schemas['SessionObject'];
 
 const PATH = '/v1/session';
 
@@ -46,7 +41,10 @@ function forgetOthers(queries: QueryClient): void {
 export function useSignIn(): (key: string) => Promise<void> {
   const queries = useQueryClient();
   return async (key) => {
-    const answer = await request(PATH, { method: 'POST', json: { key } });
+    const answer = await request(PATH, {
+      method: 'POST',
+      json: { key } satisfies Schemas['SessionRequest'],
+    });
     const session = (await answer.json()) as Session;
     setCsrfToken(session.csrf_token);
     forgetOthers(queries);

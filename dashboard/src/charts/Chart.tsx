@@ -200,8 +200,20 @@ function Plot(props: Props & { height: number }) {
 
   return (
     <>
-      <div ref={place} className="plot" role="img" aria-label={summary(props, format)} />
-      <div ref={readout} className="readout" aria-hidden="true" />
+      <div
+        ref={place}
+        className="plot"
+        tabIndex={0}
+        role="group"
+        aria-label={summary(props, format)}
+        onKeyDown={(event) => {
+          const chart = plot.current;
+          if (chart && steer(chart, event.key, now.current)) event.preventDefault();
+        }}
+        onFocus={() => readout.current?.setAttribute('aria-live', 'polite')}
+        onBlur={() => readout.current?.setAttribute('aria-live', 'off')}
+      />
+      <div ref={readout} className="readout" aria-live="off" />
     </>
   );
 }
@@ -211,7 +223,42 @@ function summary(props: Props, format: (value: number | null) => string): string
   const parts = props.lines.map(
     ({ label, curve }) => `${label} ${format(curve.mean.at(-1) ?? null)}`,
   );
-  return `${props.title} by ${props.axis}. Newest: ${parts.join(', ')}`;
+  return `${props.title} by ${props.axis}. Newest: ${parts.join(', ')}. Arrows move the cursor, plus zooms in, Escape shows all.`;
+}
+
+/** Moves the cursor (arrows, Home, End) and zooms (plus, minus, Escape); whether the key did so. */
+function steer(chart: uPlot, key: string, props: Props): boolean {
+  const x = chart.data[0];
+  const { min, max } = chart.scales.x ?? {};
+  if (x.length === 0 || min == null || max == null) return false;
+  const width = chart.over.clientWidth;
+  const left = chart.cursor.left ?? -1;
+  const at = left < 0 ? width : left;
+  const step = Math.max(1, width / 100);
+  const moved = { ArrowLeft: at - step, ArrowRight: at + step, Home: 0, End: width }[key];
+  if (moved !== undefined) {
+    // The third makes the other charts follow; the types of uPlot do not know it.
+    const move = chart.setCursor as (
+      to: { left: number; top: number },
+      fire: boolean,
+      publish: boolean,
+    ) => void;
+    move({ left: Math.min(width, Math.max(0, moved)), top: 0 }, true, true);
+    return true;
+  }
+  if (key === '+' || key === '=') {
+    const centre = chart.posToVal(at, 'x');
+    props.onSpan?.([
+      Math.max(min, centre - (max - min) / 4),
+      Math.min(max, centre + (max - min) / 4),
+    ]);
+    return true;
+  }
+  if (key === '-' || key === 'Escape') {
+    props.onSpan?.(null);
+    return true;
+  }
+  return false;
 }
 
 type Value = number | null;

@@ -8,7 +8,7 @@ import { ProgressBar } from '~/components/Progress';
 import { StatusBadge } from '~/components/StatusBadge';
 import { formatCompact, formatNumber, formatPercent } from '~/format/numbers';
 import { formatAge } from '~/format/times';
-import type { JobRow } from './useJobs';
+import type { JobRow } from './rows';
 import { useSparklines } from './useSparklines';
 
 interface Props {

@@ -1,16 +1,9 @@
 import { type InfiniteData, useInfiniteQuery, useQueryClient } from '@tanstack/react-query';
 import { useEffect, useMemo, useState } from 'react';
-import { request, type Schemas } from '~/api/client';
+import { request } from '~/api/client';
 import { openStream } from '~/api/stream';
-import { type Filters, listQuery, type ROW_FIELDS } from './filters';
-
-/** What a row shows of a job. */
-export type JobRow = Pick<Schemas['JobObject'], 'id' | (typeof ROW_FIELDS)[number]>;
-
-interface JobPage {
-  items: JobRow[];
-  next_cursor: string | null;
-}
+import { type Filters, listQuery } from './filters';
+import { type JobPage, type JobRow, merged, unique } from './rows';
 
 const PAGE = 250;
 // While jobs run, what rows show of them is asked for again so often.
@@ -103,37 +96,4 @@ export function useJobs(filters: Filters) {
   }, [queries, key, filters, refetch]);
 
   return { ...list, rows, live, unseen };
-}
-
-/** Rows of all pages, each job once: one that moved between two reads is in both. */
-function unique(pages: readonly JobPage[]): JobRow[] {
-  const seen = new Set<string>();
-  const rows: JobRow[] = [];
-  for (const page of pages) {
-    for (const row of page.items) {
-      if (!seen.has(row.id)) rows.push(row);
-      seen.add(row.id);
-    }
-  }
-  return rows;
-}
-
-function merged(
-  old: InfiniteData<JobPage>,
-  fresh: ReadonlyMap<string, Partial<JobRow>>,
-): InfiniteData<JobPage> {
-  let changed = false;
-  const pages = old.pages.map((page) => {
-    let touched = false;
-    const items = page.items.map((row) => {
-      const news = fresh.get(row.id);
-      // A poll may have been answered before a status that was told meanwhile.
-      if (!news || (news.version !== undefined && news.version < row.version)) return row;
-      touched = true;
-      return { ...row, ...news };
-    });
-    changed ||= touched;
-    return touched ? { ...page, items } : page;
-  });
-  return changed ? { ...old, pages } : old;
 }
