@@ -1,15 +1,20 @@
 """The engine, one session per unit of work, and raw connections for LISTEN and advisory locks."""
 
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
 import psycopg
-from sqlalchemy import ColumnElement, SQLColumnExpression, func, select
+from sqlalchemy import ColumnElement, Engine, SQLColumnExpression, event, func, select
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 
 from octrain_api.settings import DatabaseSettings
+
+# Seconds for which a connection that was just used is not asked whether it still lives.
+_SURELY_ALIVE = 1.0
 
 
 def seconds(amount: float | SQLColumnExpression[Any]) -> ColumnElement[Any]:
@@ -28,6 +33,28 @@ async def lock_name(session: AsyncSession, name: str) -> None:
     await session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
 
 
+def _ask_whether_it_lives(engine: Engine) -> None:
+    """Try a connection of the pool before it is used, if it has lain there for a second or more.
+
+    Of one that was in use a moment ago it would be a round trip for nothing.
+    """
+
+    @event.listens_for(engine, "checkin")
+    def _put_back(_: Any, record: Any) -> None:
+        record.info["idle_since"] = time.monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def _take_out(connection: Any, record: Any, _: Any) -> None:
+        idle_since = record.info.get("idle_since")
+        if idle_since is None or time.monotonic() - idle_since < _SURELY_ALIVE:
+            return
+        try:
+            engine.dialect.do_ping(connection)
+        except psycopg.Error as error:
+            # The pool drops all that is older, and takes another one.
+            raise InvalidatePoolError(str(error)) from error
+
+
 class Database:
     """Owns the connection pool of one process."""
 
@@ -37,13 +64,16 @@ class Database:
             settings.sqlalchemy_url,
             pool_size=settings.pool_size,
             max_overflow=settings.max_overflow,
-            pool_pre_ping=True,
             connect_args={
                 "connect_timeout": settings.connect_timeout,
                 "application_name": application_name,
             },
         )
+        _ask_whether_it_lives(self.engine.sync_engine)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+        # The same pool again; every statement is a transaction of its own.
+        singles = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+        self._singles = async_sessionmaker(singles, expire_on_commit=False)
         # The same pool; every transaction reads the database as it was at its first statement.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._snapshots = async_sessionmaker(snapshots, expire_on_commit=False)
@@ -57,6 +87,10 @@ class Database:
     def session(self) -> AsyncSession:
         """A session to be used as a context manager; it rolls back what was not committed."""
         return self._sessions()
+
+    def single(self) -> AsyncSession:
+        """A session for one statement, which is committed when it has been executed."""
+        return self._singles()
 
     def snapshot(self) -> AsyncSession:
         """The same for readers: what one transaction reads in several statements fits together."""

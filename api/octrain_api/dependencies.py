@@ -38,8 +38,9 @@ class Context:
     streams: Streams
 
 
-def get_context(request: Request) -> Context:
+async def get_context(request: Request) -> Context:
     """The context that the application was made with."""
+    # Not a plain function: those are called in a thread each.
     context = request.app.state.context
     assert isinstance(context, Context)
     return context

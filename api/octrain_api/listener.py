@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import psycopg
-from sqlalchemy import func, select
+from sqlalchemy import func, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -33,6 +33,12 @@ QUEUE_CHANNEL = "octrain_queue"
 _PING = 0.5
 _CERTAIN = 2.0
 _CHANGES = "octrain_changes"
+_LATER = "octrain_later"
+
+_TELL = text(
+    "SELECT pg_notify(channel, subject) FROM unnest(CAST(:channels AS text[]), "
+    "CAST(:subjects AS text[])) AS t(channel, subject)"
+)
 
 Heard = Callable[[str | None], None]
 
@@ -50,6 +56,14 @@ async def notify_key(session: AsyncSession, key_id: str) -> None:
 async def notify_queue(session: AsyncSession) -> None:
     """Wake the scheduler when this transaction commits."""
     await session.execute(select(func.pg_notify(QUEUE_CHANNEL, "")))
+
+
+def tell_after_commit(session: AsyncSession, channel: str, subject: str) -> None:
+    """Notify once this request is committed, in a transaction that many share.
+
+    For what is found without it as well, a little later: the process may end in between.
+    """
+    session.info.setdefault(_LATER, set()).add((channel, subject))
 
 
 async def _notify(session: AsyncSession, channel: str, subject: str) -> None:
@@ -73,6 +87,8 @@ class JobListener:
         self._hearers: dict[str, list[Heard]] = {JOB_CHANNEL: [], KEY_CHANNEL: []}
         self._ping_channel = f"octrain_ping_{uuid.uuid4().hex}"
         self._certain_from = float("-inf")
+        self._untold: set[tuple[str, str]] = set()
+        self._tell = asyncio.Event()
         self.closing = asyncio.Event()
 
     @property
@@ -85,10 +101,17 @@ class JobListener:
         self._hearers[channel].append(heard)
 
     def forget_changes_of(self, session: AsyncSession) -> None:
-        """What a session of this process has committed is known here at once."""
+        """What a session of this process has committed is known here at once.
+
+        What was to be told after the commit is told now.
+        """
         for channel, subject in session.info.pop(_CHANGES, ()):
             for heard in self._hearers[channel]:
                 heard(subject)
+        later = session.info.pop(_LATER, None)
+        if later:
+            self._untold |= later
+            self._tell.set()
 
     @contextlib.contextmanager
     def subscribe(self, job_id: str) -> Iterator[asyncio.Event]:
@@ -123,6 +146,7 @@ class JobListener:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._listen_for_ever())
             tasks.create_task(self._poll_for_ever())
+            tasks.create_task(self._tell_for_ever())
 
     async def _listen_for_ever(self) -> None:
         while True:
@@ -172,6 +196,21 @@ class JobListener:
                 await self._compare_versions()
             except (SQLAlchemyError, OSError) as error:
                 log.warning("the versions of jobs cannot be read: %s", error)
+
+    async def _tell_for_ever(self) -> None:
+        while True:
+            await self._tell.wait()
+            self._tell.clear()
+            told, self._untold = self._untold, set()
+            channels, subjects = zip(*told, strict=True)
+            try:
+                async with self._database.single() as session:
+                    await session.execute(
+                        _TELL, {"channels": list(channels), "subjects": list(subjects)}
+                    )
+            except (SQLAlchemyError, OSError) as error:
+                # Whoever was to be told looks for itself every second or two.
+                log.warning("%s notifications could not be sent: %s", len(told), error)
 
     async def _compare_versions(self) -> None:
         statement = select(Job.id, Job.version).where(Job.id.in_(list(self._waiting)))

@@ -88,7 +88,7 @@ _HEADERS: dict[str, dict[str, Any]] = {
     },
     "Location": {"description": "The path of what was made.", "schema": _TEXT},
     "Idempotent-Replayed": {
-        "description": "`true` where an earlier request with this key made the job.",
+        "description": "`true` where an earlier request with this Idempotency-Key made it.",
         "schema": _TEXT,
     },
     "Accept-Ranges": {"description": "`bytes`: parts can be asked for.", "schema": _TEXT},
@@ -98,8 +98,12 @@ _HEADERS: dict[str, dict[str, Any]] = {
 _TAGGED = ("get_job", "list_jobs", "download_file", "download_model")
 _LOCATED = ("create_job", "clone_job", "create_key", "create_webhook", "create_dataset")
 _RANGED = ("download_file", "download_model")
+# What they made is told again when the request is; what a key or token was, is not.
+_REPLAYED = ("create_job", "clone_job", "create_dataset", "create_webhook", "save_recipe")
+_WITH_IDEMPOTENCY_KEY = (*_REPLAYED, "create_key", "create_enrolment_token")
 # Also answered: the same thing was there already.
 _ALSO_200 = {
+    **dict.fromkeys(_REPLAYED, "What an earlier request with this Idempotency-Key made"),
     "create_job": "The job that an earlier request with this Idempotency-Key made",
     "create_dataset": "The data set of this name, content and format, which was there already",
 }
@@ -251,7 +255,7 @@ def _add_headers(identifier: str, status: str, answer: dict[str, Any]) -> None:
         names.append("ETag")
     if status in ("200", "201") and identifier in _LOCATED:
         names.append("Location")
-    if status == "200" and identifier == "create_job":
+    if status == "200" and identifier in _REPLAYED:
         names.append("Idempotent-Replayed")
     if status in ("200", "206") and identifier in _RANGED:
         names += ["Accept-Ranges", "Content-Disposition"]
@@ -259,7 +263,8 @@ def _add_headers(identifier: str, status: str, answer: dict[str, Any]) -> None:
         names.append("Content-Range")
     if (identifier, status) in (("create_session", "201"), ("delete_session", "204")):
         names.append("Set-Cookie")
-    if status in ("429", "503"):
+    in_flight = status == "409" and identifier in _WITH_IDEMPOTENCY_KEY
+    if status in ("429", "503") or in_flight:
         names.append("Retry-After")
     if status == "401":
         names.append("WWW-Authenticate")

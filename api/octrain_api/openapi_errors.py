@@ -27,13 +27,13 @@ _WITH_BODY = (
     "request-invalid",
     "body-too-complex",
 )
+_WITH_IDEMPOTENCY_KEY = ("idempotency-key-in-flight", "idempotency-key-reused")
 _ATTEMPT = ("stale-attempt",)
 _OWN: dict[str, tuple[str, ...]] = {
     "create_job": (
         "quota-exceeded",
         "spec-invalid",
         "no-capable-node",
-        "idempotency-key-reused",
     ),
     "clone_job": ("quota-exceeded", "spec-invalid", "no-capable-node"),
     "start_job": ("quota-exceeded", "spec-invalid", "no-capable-node", "wrong-status"),
@@ -54,6 +54,8 @@ _OWN: dict[str, tuple[str, ...]] = {
     "delete_dataset": ("dataset-in-use",),
     "upload_part": ("too-many-parts", "upload-complete", "wrong-offset", "upload-too-long"),
     "create_webhook": ("too-many-webhooks",),
+    "create_key": ("secret-shown-once",),
+    "create_enrolment_token": ("secret-shown-once",),
     "test_webhook": ("webhook-disabled",),
     "redeliver_webhook_delivery": ("delivery-in-flight", "webhook-disabled"),
     "redeliver_failed_deliveries": ("webhook-disabled",),
@@ -94,6 +96,8 @@ def kinds_of(method: str, operation: dict[str, Any], scope: str | None) -> tuple
         found |= dict.fromkeys(_WITH_BODY)
     if any(one["in"] != "path" or _is_narrow(one["schema"]) for one in parameters):
         found["request-invalid"] = None
+    if any(one["name"] == "Idempotency-Key" for one in parameters):
+        found |= dict.fromkeys(_WITH_IDEMPOTENCY_KEY)
     found |= dict.fromkeys(_OWN.get(identifier, ()))
     left_out = _NOT.get(identifier, set())
     return tuple(name for name in found if name not in left_out)

@@ -246,8 +246,27 @@ _kind(
     "idempotency-key-reused",
     422,
     "Idempotency-Key used before",
-    "This Idempotency-Key was sent before with another body.",
+    "This Idempotency-Key was sent within the last 24 hours with another request: another path, "
+    "query or body. `target` is what that one made.",
     "Use a new key for a new request.",
+)
+_kind(
+    "idempotency-key-in-flight",
+    409,
+    "Conflict with the present state",
+    "Another request with this Idempotency-Key is being worked on at this moment. Whether it will "
+    "make anything is not known yet; this one made nothing.",
+    "Send the same request again after the seconds in `Retry-After`: it gets what the other one "
+    "made, or makes it where that one failed.",
+)
+_kind(
+    "secret-shown-once",
+    409,
+    "Conflict with the present state",
+    "An earlier request with this Idempotency-Key made the key or the token, `target`. Its secret "
+    "stood in that answer and is stored as a hash only, so it cannot be shown again.",
+    "Where that answer was lost: rotate the key, or end the token and make another with a new "
+    "Idempotency-Key.",
 )
 _kind(
     "rate-limited",

@@ -23,7 +23,7 @@ from octrain.client.records import (
     Quotas,
     Usage,
 )
-from octrain.client.session import Session
+from octrain.client.session import Session, one_time_key
 
 
 class AsyncKeys:
@@ -41,7 +41,8 @@ class AsyncKeys:
         expires_at: datetime | None = None,
         node: str | None = None,
     ) -> NewApiKey:
-        """Make a key. Its ``key`` is never told again.
+        """Make a key. Its ``key`` is never told again. Errors: SecretShownOnce, where the answer
+        was lost on its way; rotate the key that it names.
 
         ``expires_at`` needs a time zone. ``node`` is the one node that a key of the scope ``node``
         speaks for.
@@ -51,7 +52,8 @@ class AsyncKeys:
             wanted["expires_at"] = expires_at.isoformat()
         if node is not None:
             wanted["node"] = node
-        return NewApiKey.model_validate(await self._session.request("POST", "/keys", json=wanted))
+        answer = await self._session.request("POST", "/keys", json=wanted, headers=one_time_key())
+        return NewApiKey.model_validate(answer)
 
     async def list(
         self, *, owner: str | None = None, revoked: bool = True
@@ -138,7 +140,9 @@ class AsyncOperations:
         """Make a one-time token with which a machine gets the key of its node."""
         wanted = {"node": node, "owner": owner, "expires_in_seconds": expires_in_seconds}
         body = {key: value for key, value in wanted.items() if value is not None}
-        answer = await self._session.request("POST", "/nodes/tokens", json=body)
+        answer = await self._session.request(
+            "POST", "/nodes/tokens", json=body, headers=one_time_key()
+        )
         return EnrolmentToken.model_validate(answer)
 
     async def enrolment_tokens(self) -> list[EnrolmentToken]:

@@ -25,7 +25,7 @@ from octrain.client.models import (
     StreamEvent,
 )
 from octrain.client.pages import each, items_of
-from octrain.client.session import Session, with_query
+from octrain.client.session import Session, one_time_key, with_query
 
 # The server holds a long poll at most this long.
 LONG_POLL_SECONDS = 30
@@ -106,6 +106,7 @@ class AsyncJob:
             "POST",
             self._path("/clone"),
             json=dict(overrides or {}),
+            headers=one_time_key(),
             params={"draft": flag(draft), "allow_waiting": flag(allow_waiting)},
         )
         return AsyncJob(self._session, JobData.model_validate(answer))

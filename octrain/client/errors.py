@@ -101,6 +101,15 @@ class Conflict(OctrainError):
     """409: the present state does not allow it."""
 
 
+class IdempotencyKeyInFlight(Conflict):
+    """409: a request with the same idempotency key is being worked on, even after the retries."""
+
+
+class SecretShownOnce(Conflict):
+    """409: an earlier try made the key or token; ``members["target"]`` says which. Its answer was
+    lost, and with it the secret."""
+
+
 class WrongStatus(Conflict):
     """409: the job's status does not allow the change."""
 
@@ -142,7 +151,9 @@ _BY_NAME: dict[str, type[OctrainError]] = {
     "request-invalid": InvalidRequest,
     "spec-invalid": SpecInvalid,
     "no-capable-node": NoCapableNode,
+    "idempotency-key-in-flight": IdempotencyKeyInFlight,
     "idempotency-key-reused": IdempotencyKeyReused,
+    "secret-shown-once": SecretShownOnce,
     "rate-limited": RateLimited,
 }
 _BY_STATUS: dict[int, type[OctrainError]] = {

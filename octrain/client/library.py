@@ -15,7 +15,7 @@ from octrain.client.records import (
     Recipe,
     Webhook,
 )
-from octrain.client.session import Session
+from octrain.client.session import Session, one_time_key
 
 
 class AsyncRecipes:
@@ -38,7 +38,8 @@ class AsyncRecipes:
         """Store a recipe, or the next version of one: parts of a spec such as ``recipe`` and
         ``conversion``. Errors: InvalidRequest."""
         body = {"name": name, "fragment": dict(fragment), "description": description}
-        return Recipe.model_validate(await self._session.request("POST", "/recipes", json=body))
+        answer = await self._session.request("POST", "/recipes", json=body, headers=one_time_key())
+        return Recipe.model_validate(answer)
 
     async def withdraw(self, name: str) -> None:
         """List it no more; specs that name it stay valid."""
@@ -71,9 +72,8 @@ class AsyncWebhooks:
             body["events"] = list(events)
         if labels is not None:
             body["labels"] = dict(labels)
-        return NewWebhook.model_validate(
-            await self._session.request("POST", "/webhooks", json=body)
-        )
+        answer = await self._session.request("POST", "/webhooks", json=body, headers=one_time_key())
+        return NewWebhook.model_validate(answer)
 
     async def list(self) -> AsyncIterator[Webhook]:
         """Webhooks, newest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -73,7 +74,7 @@ class Session:
             if answer.is_success:
                 return _decoded(answer)
             # A refusal for the rate comes before anything is done.
-            again = answer.status_code == 429
+            again = answer.status_code == 429 or _is_in_flight(answer)
             again = again or (repeatable and answer.status_code in _RETRIED_STATUSES)
             if last or not again:
                 raise problem_of(answer)
@@ -145,6 +146,18 @@ class Session:
             return ServerUnreachable(f"No server answers at {url}. {hint}")
         kind = "did not answer in time" if isinstance(error, httpx.TimeoutException) else "hung up"
         return ServerUnreachable(f"The server at {url} {kind} ({error or type(error).__name__}).")
+
+
+def one_time_key() -> dict[str, str]:
+    """The header with which a request that makes something can be sent again safely."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
+def _is_in_flight(answer: httpx.Response) -> bool:
+    """Whether an earlier try of the same request is still being worked on."""
+    return answer.status_code == 409 and problem_of(answer).type.endswith(
+        "/idempotency-key-in-flight"
+    )
 
 
 def problem_of(answer: httpx.Response) -> OctrainError:

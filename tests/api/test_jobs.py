@@ -81,25 +81,6 @@ async def test_bodies_that_are_no_object(service: Any, body: bytes) -> None:
     assert answer.json()["type"] == f"/problems/{kind}"
 
 
-async def test_an_idempotency_key_makes_one_job(service: Any, spec: Any) -> None:
-    user, other = await service.user(), await service.user()
-    header = {"Idempotency-Key": "key-1"}
-    answers = await asyncio.gather(
-        *(user.post("/jobs", json=spec, headers=header) for _ in range(4))
-    )
-    assert sorted(answer.status_code for answer in answers) == [200, 200, 200, 201]
-    assert len({answer.json()["id"] for answer in answers}) == 1
-    reordered = json.dumps(dict(reversed(spec.items())))
-    again = await user.post("/jobs", content=reordered, headers=header)
-    assert again.json()["id"] == answers[0].json()["id"]
-    changed = await user.post("/jobs", json=spec | {"name": "other"}, headers=header)
-    assert changed.status_code == 422
-    assert changed.json()["type"] == "/problems/idempotency-key-reused"
-    others = await other.post("/jobs", json=spec, headers=header)
-    assert others.status_code == 201
-    assert others.json()["id"] != answers[0].json()["id"]
-
-
 async def test_pages_hold_every_job_once_while_jobs_are_added(
     service: Any, spec: Any, submit: Any
 ) -> None:

@@ -68,10 +68,12 @@ class Api:
             except httpx.TransportError as error:
                 last = repr(error)
             else:
-                if answer.status_code < 500:
+                in_flight = answer.status_code == 409 and "-in-flight" in answer.json()["type"]
+                if answer.status_code < 500 and not in_flight:
                     return answer
                 last = f"{answer.status_code} {answer.text[:500]}"
-                if answer.status_code != 503:
+                # In flight: the other address may still be working on what was asked of it before.
+                if answer.status_code != 503 and not in_flight:
                     self.wrong[f"{method} {path.partition('?')[0]}: {last}"] += 1
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{method} {path} is not answered: {last}")

@@ -6,6 +6,7 @@ the events of jobs tell them.
 """
 
 import logging
+from typing import Any
 
 from sqlalchemy import insert
 from sqlalchemy.exc import SQLAlchemyError
@@ -43,11 +44,26 @@ def _recorded_holder(request: Request) -> Principal | None:
 
 
 async def record_change(session: AsyncSession, request: Request) -> None:
-    """Add the entry of a change to its transaction."""
+    """Add the entry of a change to its transaction, unless it has been written with the change."""
+    if getattr(request.state, "audit_is_written", False):
+        return
+    entry = entry_of_change(request)
+    if entry is not None:
+        await session.execute(insert(AuditEntry).values(entry))
+
+
+def entry_of_change(request: Request) -> dict[str, Any] | None:
+    """The entry of a change, if it is to be recorded, by the columns of the log."""
     holder = _recorded_holder(request)
-    if holder is not None:
-        status = getattr(request.scope.get("route"), "status_code", None) or 200
-        await _write(session, request, status, "done", holder.key_id, holder.owner)
+    if holder is None:
+        return None
+    status = getattr(request.scope.get("route"), "status_code", None) or 200
+    return _entry(request, status, "done", holder.key_id, holder.owner)
+
+
+def note_written(request: Request) -> None:
+    """Say that a change and its entry were written in one statement."""
+    request.state.audit_is_written = True
 
 
 async def record_enrolment(
@@ -74,19 +90,22 @@ async def record_refusal(database: Database, request: Request, status: int) -> N
 async def _write(
     session: AsyncSession, request: Request, status: int, outcome: str, key_id: str, owner: str
 ) -> None:
-    await session.execute(
-        insert(AuditEntry).values(
-            key_id=key_id,
-            owner=owner,
-            address=request.client.host if request.client is not None else None,
-            request_id=getattr(request.state, "request_id", ""),
-            method=request.method,
-            route=route_of(request.scope),
-            target=_target(request),
-            status=status,
-            outcome=outcome,
-        )
-    )
+    entry = _entry(request, status, outcome, key_id, owner)
+    await session.execute(insert(AuditEntry).values(entry))
+
+
+def _entry(request: Request, status: int, outcome: str, key_id: str, owner: str) -> dict[str, Any]:
+    return {
+        "key_id": key_id,
+        "owner": owner,
+        "address": request.client.host if request.client is not None else None,
+        "request_id": getattr(request.state, "request_id", ""),
+        "method": request.method,
+        "route": route_of(request.scope),
+        "target": _target(request),
+        "status": status,
+        "outcome": outcome,
+    }
 
 
 def _target(request: Request) -> str | None:

@@ -17,6 +17,7 @@ from octrain_api.controller.scheduler import Scheduler
 from octrain_api.controller.uploads import Uploads
 from octrain_api.controller.webhooks import deliver_for_ever
 from octrain_api.database import Database
+from octrain_api.idempotency.repository import IdempotencyRepository
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
 from octrain_api.migrate import check_schema
 from octrain_api.observability.tracing import Tracing, make_tracing
@@ -29,6 +30,8 @@ CONTROLLER_LOCK = 0x0C7A12
 
 _LONGEST_BROKER_PAUSE = 5.0
 _PLANS_SWEEP = 3600.0
+# Idempotency keys forgotten at each tick: more than can be used in that time.
+_KEYS_AT_ONCE = 5000
 
 
 async def run(settings: Settings, stop: asyncio.Event | None = None) -> None:
@@ -163,6 +166,7 @@ class _Loops:
             asyncio.create_task(self._every("metrics", self._keep_metrics, self._wake_metrics)),
             asyncio.create_task(deliver_for_ever(self._all_settings)),
             asyncio.create_task(self._every("uploads", self._uploads.clean, asyncio.Event())),
+            asyncio.create_task(self._every("keys", self._forget_keys, asyncio.Event())),
             # Two, so that a large data set holds no small one up.
             *(
                 asyncio.create_task(self._every("checks", self._uploads.check, asyncio.Event()))
@@ -203,6 +207,10 @@ class _Loops:
     async def _keep_metrics(self) -> None:
         if await self._metrics.tick():
             self._wake_metrics.set()
+
+    async def _forget_keys(self) -> None:
+        async with self._database.transaction() as session:
+            await IdempotencyRepository(session).forget_old(_KEYS_AT_ONCE)
 
     async def _reconcile(self) -> None:
         await self._reconciler.tick()

@@ -14,6 +14,7 @@ from octrain_api.datasets.schemas import (
 )
 from octrain_api.datasets.service import DatasetService
 from octrain_api.dependencies import ContextDep, SessionDep
+from octrain_api.idempotency.once import OnceDep
 
 router = APIRouter(prefix="/datasets", tags=["datasets"])
 
@@ -33,11 +34,11 @@ _PART_BODY: dict[str, Any] = {
 }
 
 
-def _readable(session: SessionDep, context: ContextDep, principal: Reader) -> DatasetService:
+async def _readable(session: SessionDep, context: ContextDep, principal: Reader) -> DatasetService:
     return DatasetService(session, context.settings.datasets, principal)
 
 
-def _writable(session: SessionDep, context: ContextDep, principal: Writer) -> DatasetService:
+async def _writable(session: SessionDep, context: ContextDep, principal: Writer) -> DatasetService:
     return DatasetService(session, context.settings.datasets, principal)
 
 
@@ -47,11 +48,17 @@ WriteService = Annotated[DatasetService, Depends(_writable, scope="function")]
 
 @router.post("", status_code=201)
 async def create_dataset(
-    body: DatasetRequest, response: Response, service: WriteService
+    body: DatasetRequest, response: Response, service: WriteService, once: OnceDep
 ) -> DatasetObject:
     """Announce a file. The same name, content and format again gives the same data set (200)."""
-    made, new = await service.announce(body)
-    response.status_code = 201 if new else 200
+    identifier = await once.earlier()
+    if identifier is not None:
+        made = await service.get(identifier)
+        once.mark(response)
+    else:
+        made, new = await service.announce(body)
+        await once.made(made.id)
+        response.status_code = 201 if new else 200
     response.headers["Location"] = f"/v1/datasets/{made.id}"
     return made
 

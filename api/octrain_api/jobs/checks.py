@@ -17,6 +17,12 @@ _PATH_FIELDS = (("model", "path"), ("tokenizer", "path"), ("data", "path"))
 _MAX_TEXT_FILES = 10_000
 
 
+def names_files(spec: dict[str, Any]) -> bool:
+    """Whether a resolved spec names any file or folder."""
+    parts = (spec[part] for part, _ in _PATH_FIELDS)
+    return any(isinstance(part, dict) and part.get("path") is not None for part in parts)
+
+
 def check_files(
     spec: dict[str, Any],
     roots: Sequence[Path],

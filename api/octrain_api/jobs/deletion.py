@@ -32,6 +32,4 @@ async def remove_contents(session: AsyncSession, job: Job, store_after: timedelt
     job.deleted_at = await database_now(session)
     job.spec, job.latest_metrics, job.labels, job.notes = {}, {}, {}, ""
     job.log_lines = 0
-    # The key may make another job.
-    job.idempotency_key = job.idempotency_hash = None
     await session.flush()

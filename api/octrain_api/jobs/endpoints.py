@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
 
-from octrain_api.audit.recording import note_target
+from octrain_api.audit.recording import entry_of_change, note_target, note_written
 from octrain_api.auth import Reader, Writer
 from octrain_api.dependencies import Context, ContextDep, SessionDep
+from octrain_api.idempotency.once import Once, OnceDep
 from octrain_api.jobs.reading import Known, conditional
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobObject
@@ -57,32 +58,41 @@ async def one_object(repository: JobRepository, job: Job) -> JobObject:
     return (await job_objects(repository, [job]))[0]
 
 
-@router.post("", status_code=201, openapi_extra=SPEC_BODY)
+def made(request: Request, job: JobObject, once: Once) -> Response:
+    """The answer to a request that made a job, or whose Idempotency-Key made one before."""
+    note_target(request, job.id)
+    if not once.is_replay:
+        note_written(request)
+    response = Response(job.model_dump_json(), 201, media_type="application/json")
+    response.headers["Location"] = f"/v1/jobs/{job.id}"
+    once.mark(response)
+    return response
+
+
+@router.post("", status_code=201, response_model=JobObject, openapi_extra=SPEC_BODY)
 async def create_job(
     request: Request,
-    response: Response,
     session: SessionDep,
     context: ContextDep,
     principal: Writer,
-    idempotency_key: Annotated[
-        str | None,
-        Header(min_length=1, max_length=255, description="the same key and body: the same job"),
-    ] = None,
+    once: OnceDep,
     allow_waiting: AllowWaiting = False,
     draft: Annotated[
         bool, Query(description="store it without queueing it; POST /jobs/{id}/start does that")
     ] = False,
-) -> JobObject:
+) -> Any:
     """Submit a job. It is stored when this answers, whatever happens to any other part."""
     body = await read_spec(request, context)
     service = JobService(session, context.settings, principal)
-    job, created = await service.submit(body, idempotency_key, allow_waiting, draft=draft)
-    if not created:
-        response.status_code = 200
-        response.headers["Idempotent-Replayed"] = "true"
-    note_target(request, job.id)
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return await one_object(JobRepository(session), job)
+    job = await service.submit(
+        body,
+        once,
+        allow_waiting,
+        draft=draft,
+        entry=entry_of_change(request),
+        alone=context.database.single,
+    )
+    return made(request, job, once)
 
 
 @router.get("/{job_id}", response_model=JobObject, responses={304: {"description": "Unchanged"}})

@@ -35,7 +35,7 @@ def _refuse(name: str, message: str, code: str = "enum") -> Problem:
     )
 
 
-def label_filters(request: Request) -> tuple[tuple[str, str], ...]:
+async def label_filters(request: Request) -> tuple[tuple[str, str], ...]:
     """`label.KEY=VALUE` of the query."""
     pairs = request.query_params.multi_items()
     return tuple((k.removeprefix("label."), v) for k, v in pairs if k.startswith("label."))
@@ -50,7 +50,7 @@ def known_statuses(values: list[str] | None, name: str = "status") -> tuple[str,
     return wanted
 
 
-def _statuses(
+async def _statuses(
     status: Annotated[
         list[str] | None,
         Query(description="repeat it, or separate by commas, for several: " + ", ".join(Status)),
@@ -59,7 +59,7 @@ def _statuses(
     return known_statuses(status)
 
 
-def _order(
+async def _order(
     sort: Annotated[
         str, Query(max_length=32, description=f"one of {_ORDERS}; a minus for descending")
     ] = "-created_at",
@@ -70,7 +70,7 @@ def _order(
     return order
 
 
-def _fields(
+async def _fields(
     fields: Annotated[
         str | None,
         Query(max_length=1000, description="only these members of each job, separated by commas"),

@@ -10,12 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import need_of
 from octrain_api.events.repository import EventRepository
+from octrain_api.idempotency.once import Once
 from octrain_api.jobs import transitions
 from octrain_api.jobs.deletion import remove_contents
 from octrain_api.jobs.overrides import overridden
 from octrain_api.jobs.repository import JobFilter, JobRepository
-from octrain_api.jobs.schemas import JobChanges
+from octrain_api.jobs.schemas import JobChanges, JobObject
 from octrain_api.jobs.service import JobService
+from octrain_api.jobs.submission import FirstEvent
 from octrain_api.jobs.transitions import FINAL, Actor, Status
 from octrain_api.listener import notify_queue
 from octrain_api.merge_patch import merge_patch
@@ -86,23 +88,24 @@ class JobManager:
         return job
 
     async def clone(
-        self, job_id: str, overrides: dict[str, Any], *, allow_waiting: bool, draft: bool
-    ) -> Job:
+        self,
+        job_id: str,
+        overrides: dict[str, Any],
+        once: Once,
+        *,
+        entry: dict[str, Any] | None,
+        allow_waiting: bool,
+        draft: bool,
+    ) -> JobObject:
         """A new job of the same spec with `overrides` over it (RFC 7396)."""
         source = await self._jobs.get(job_id, self._principal.visible_owner)
         if source is None:
             raise not_found("job", job_id)
-        job, _ = await self._service.submit(
-            overridden(source.spec, overrides), None, allow_waiting, draft=draft
+        cloned = FirstEvent("cloned", f"A clone of {source.id}.", {"from_job": source.id})
+        spec = overridden(source.spec, overrides)
+        return await self._service.submit(
+            spec, once, allow_waiting, draft=draft, also=[cloned], entry=entry
         )
-        await EventRepository(self._session).append(
-            job,
-            kind="cloned",
-            actor=self._who,
-            message=f"A clone of {source.id}.",
-            data={"from_job": source.id},
-        )
-        return job
 
     async def start(self, job_id: str, *, allow_waiting: bool) -> Job:
         """Queue a draft; it is checked again, since files and nodes may have changed."""

@@ -2,12 +2,13 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Query, Request, Response
+from fastapi import APIRouter, Body, Query, Request
 
-from octrain_api.audit.recording import note_target
+from octrain_api.audit.recording import entry_of_change
 from octrain_api.auth import Writer
 from octrain_api.dependencies import ContextDep, SessionDep
-from octrain_api.jobs.endpoints import AllowWaiting, one_object
+from octrain_api.idempotency.once import OnceDep
+from octrain_api.jobs.endpoints import AllowWaiting, made, one_object
 from octrain_api.jobs.management import MOST_AT_ONCE, JobManager
 from octrain_api.jobs.repository import JobFilter, JobRepository
 from octrain_api.jobs.schemas import (
@@ -17,6 +18,7 @@ from octrain_api.jobs.schemas import (
     JobChanges,
     JobObject,
 )
+from octrain_api.jobs.service import JobService
 from octrain_api.problems import Problem, ProblemError
 
 router = APIRouter(tags=["jobs"])
@@ -31,14 +33,14 @@ async def change_job(
     return await one_object(JobRepository(session), job)
 
 
-@router.post("/jobs/{job_id}/clone", status_code=201)
+@router.post("/jobs/{job_id}/clone", status_code=201, response_model=JobObject)
 async def clone_job(
     job_id: str,
     request: Request,
-    response: Response,
     session: SessionDep,
     context: ContextDep,
     principal: Writer,
+    once: OnceDep,
     overrides: Annotated[
         dict[str, Any] | None,
         Body(
@@ -49,13 +51,22 @@ async def clone_job(
     ] = None,
     allow_waiting: AllowWaiting = False,
     draft: Annotated[bool, Query(description="do not queue it yet")] = False,
-) -> JobObject:
+) -> Any:
     """A new job with the spec of this one, changed where the body says so."""
-    manager = JobManager(session, context.settings, principal)
-    job = await manager.clone(job_id, overrides or {}, allow_waiting=allow_waiting, draft=draft)
-    note_target(request, job.id)
-    response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return await one_object(JobRepository(session), job)
+    identifier = await once.earlier()
+    if identifier is not None:
+        job = await JobService(session, context.settings, principal).get(identifier)
+    else:
+        manager = JobManager(session, context.settings, principal)
+        job = await manager.clone(
+            job_id,
+            overrides or {},
+            once,
+            entry=entry_of_change(request),
+            allow_waiting=allow_waiting,
+            draft=draft,
+        )
+    return made(request, job, once)
 
 
 @router.post("/jobs/{job_id}/start")

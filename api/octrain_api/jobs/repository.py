@@ -53,6 +53,9 @@ ORDERS: dict[str, SQLColumnExpression[Any]] = {
 
 NEWEST_FIRST = JobOrder()
 
+# Places in the queue are counted so far: whoever asks for one costs no more than that.
+FARTHEST_POSITION = 1000
+
 
 class JobState(NamedTuple):
     """What a live stream needs to know of a job; no spec, no metrics."""
@@ -76,12 +79,6 @@ class JobRepository:
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
 
-    async def add(self, job: Job) -> Job:
-        """Store a new job."""
-        self._session.add(job)
-        await self._session.flush()
-        return job
-
     async def get(self, job_id: str, owner: str | None) -> Job | None:
         """The job as it is committed now, if this owner may see it."""
         statement = select(Job).where(Job.id == job_id, Job.deleted_at.is_(None))
@@ -103,11 +100,6 @@ class JobRepository:
         if owner is not None:
             statement = statement.where(Job.owner == owner)
         statement = statement.with_for_update().execution_options(populate_existing=True)
-        return (await self._session.scalars(statement)).one_or_none()
-
-    async def find_idempotent(self, owner: str, key: str) -> Job | None:
-        """The job that this owner made with this Idempotency-Key."""
-        statement = select(Job).where(Job.owner == owner, Job.idempotency_key == key)
         return (await self._session.scalars(statement)).one_or_none()
 
     async def trail(self, job_id: str, owner: str | None) -> Job | None:
@@ -181,19 +173,17 @@ class JobRepository:
         return (await self._session.execute(statement)).all()
 
     async def queue_positions(self, job_ids: Sequence[str]) -> dict[str, int]:
-        """The place in the queue of those jobs that are queued, from 1."""
+        """The place in the queue, from 1, of those jobs that have one of its first 1,000."""
         if not job_ids:
             return {}
-        ranked = (
-            select(
-                Job.id,
-                func.row_number()
-                .over(order_by=(Job.priority.desc(), Job.created_at, Job.id))
-                .label("position"),
-            )
-            .where(Job.status == Status.QUEUED.value)
-            .subquery()
+        order = (Job.priority.desc(), Job.created_at, Job.id)
+        queue = select(Job.id, Job.priority, Job.created_at)
+        queue = queue.where(Job.status == Status.QUEUED.value)
+        first = queue.order_by(*order).limit(FARTHEST_POSITION).subquery()
+        rank = func.row_number().over(
+            order_by=(first.c.priority.desc(), first.c.created_at, first.c.id)
         )
+        ranked = select(first.c.id, rank.label("position")).subquery()
         statement = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(job_ids))
         return {row.id: row.position for row in await self._session.execute(statement)}
 

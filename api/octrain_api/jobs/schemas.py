@@ -93,7 +93,8 @@ class JobObject(BaseModel):
     restarts: int = Field(description="restarts used, of limits.max_restarts")
     waiting_for: str | None = Field(description="what a queued job waits for, as of `queue_as_of`")
     queue_position: int | None = Field(
-        description="1 for the next one, at this moment; null when not queued"
+        description="1 for the next one, at this moment; null when not queued, and behind the "
+        "first 1,000"
     )
     queue_as_of: datetime | None = Field(
         description="the tick of the scheduler that found it, about 10 s ago at most while the "

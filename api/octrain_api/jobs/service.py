@@ -1,9 +1,8 @@
 """What users do with jobs: submit, cancel, pause, resume."""
 
 import asyncio
-import hashlib
 import json
-from datetime import timedelta
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -13,21 +12,25 @@ from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import need_of, never_fits
-from octrain_api.database import lock_name
 from octrain_api.datasets.service import DatasetService
 from octrain_api.events.repository import EventRepository
+from octrain_api.idempotency.once import Once, in_flight
 from octrain_api.ids import new_id
-from octrain_api.jobs import limits, transitions
+from octrain_api.jobs import transitions
 from octrain_api.jobs.checks import (
     check_files,
     check_secrets,
+    names_files,
     narrowed,
     own_root_texts,
 )
 from octrain_api.jobs.repository import JobRepository
+from octrain_api.jobs.schemas import JobObject
+from octrain_api.jobs.submission import FirstEvent, Unless, store
 from octrain_api.jobs.transitions import FINAL, Actor, Status
-from octrain_api.listener import notify_queue
-from octrain_api.models import Attempt, Job
+from octrain_api.jobs.views import job_objects, object_of_new
+from octrain_api.listener import JOB_CHANNEL, QUEUE_CHANNEL, tell_after_commit
+from octrain_api.models import Attempt, Job, Node
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.numbers import clean_text
 from octrain_api.observability.context import current_traceparent
@@ -70,57 +73,101 @@ class JobService:
         self._jobs = JobRepository(session)
         self._attempts = AttemptRepository(session)
 
+    async def get(self, job_id: str) -> JobObject:
+        """One job."""
+        job = await self._jobs.get(job_id, self._principal.visible_owner)
+        if job is None:
+            raise not_found("job", job_id)
+        return (await job_objects(self._jobs, [job]))[0]
+
     async def submit(
         self,
         body: dict[str, Any],
-        idempotency_key: str | None,
+        once: Once,
         allow_waiting: bool,
         *,
         draft: bool = False,
-    ) -> tuple[Job, bool]:
-        """Check and store a job; the job and whether it is new. A draft waits for its start."""
-        digest = hashlib.sha256(
-            json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
-        ).hexdigest()
-        if idempotency_key is not None:
-            replay = await self._replay(idempotency_key, digest)
-            if replay is not None:
-                return replay, False
+        also: Sequence[FirstEvent] = (),
+        entry: dict[str, Any] | None = None,
+        alone: Callable[[], AsyncSession] | None = None,
+    ) -> JobObject:
+        """Check and store a job; or the one that this request made before, by its key.
+
+        A draft waits for its start. `also` are events beside the first one, `entry` is that of the
+        audit log. Where `alone` is given and nothing was asked of the database before, the job is
+        stored in a session of `alone`: by one statement, which is a transaction.
+        """
+        try:
+            made_before = await self._judge_default_quotas(once, draft)
+            if made_before is not None:
+                return await self.get(made_before)
+            spec, recipe_from = await self.check(body, allow_waiting=True)
+        except Problem:
+            # What this request made before is told, whatever would be said of it today.
+            made_before = await once.earlier()
+            if made_before is None:
+                raise
+            return await self.get(made_before)
+        job = self._new_job(spec, recipe_from, Status.DRAFT if draft else Status.QUEUED)
+        moved = {"from": None, "to": job.status, "reason": None, "detail": None}
+        first = FirstEvent("status", "Drafted." if draft else "Submitted.", moved)
+        unless = Unless(owner_has_quotas=not draft, no_node_fits=not allow_waiting)
+        arguments = (job, (first, *also), self._who, once.kept, entry)
+        if alone is None or self._session.in_transaction():
+            stored = await store(self._session, *arguments, unless)
+        else:
+            async with alone() as session:
+                stored = await store(session, *arguments, unless)
+        made_before = once.judge(stored.claim)
+        if made_before is not None:
+            return await self.get(made_before)
+        if stored.is_refused:
+            # Seldom; so only now is it asked what it is, and how to say it.
+            if not draft:
+                await self.admit(job.owner)
+            if not allow_waiting:
+                await self._check_capable(spec)
+            stored = await store(self._session, *arguments, Unless())
+        if not stored.is_new:
+            raise in_flight()
+        tell_after_commit(self._session, JOB_CHANNEL, job.id)
         if not draft:
-            await self.admit(self._principal.owner)
-        spec, recipe_from = await self.check(body, allow_waiting)
-        status = Status.DRAFT if draft else Status.QUEUED
-        job = await self._jobs.add(
-            Job(
-                id=new_id("job"),
-                owner=self._principal.owner,
-                name=spec["name"],
-                labels=spec["labels"],
-                notes=spec["notes"],
-                priority=spec["priority"],
-                spec=spec,
-                recipe_from=recipe_from,
-                status=status.value,
-                total_steps=spec["training"]["steps"],
-                need=str(need_of(spec)),
-                idempotency_key=idempotency_key,
-                idempotency_hash=digest if idempotency_key is not None else None,
-                traceparent=current_traceparent(),
-            )
+            tell_after_commit(self._session, QUEUE_CHANNEL, "")
+        return object_of_new(job, stored.wait)
+
+    async def _judge_default_quotas(self, once: Once, draft: bool) -> str | None:
+        """Where every owner has quotas they are judged first: 403, unless the job is there."""
+        quotas = UsageService(self._session, self._settings.quotas)
+        if draft or not quotas.have_default:
+            return None
+        made_before = await once.earlier()
+        if made_before is None:
+            await quotas.check_submission(self._principal.owner)
+        return made_before
+
+    def _new_job(
+        self, spec: dict[str, Any], recipe_from: dict[str, Any] | None, status: Status
+    ) -> Job:
+        return Job(
+            id=new_id("job"),
+            owner=self._principal.owner,
+            name=spec["name"],
+            labels=spec["labels"],
+            notes=spec["notes"],
+            priority=spec["priority"],
+            spec=spec,
+            recipe_from=recipe_from,
+            status=status.value,
+            total_steps=spec["training"]["steps"],
+            need=str(need_of(spec)),
+            traceparent=current_traceparent(),
+            # What the database gives a new row, for the answer to who made it.
+            step=0,
+            tokens=0,
+            attempt=0,
+            restarts=0,
+            latest_metrics={},
         )
-        wait = limits.max_queue_time(job)
-        if wait is not None and not draft:
-            job.queue_deadline_at = job.created_at + timedelta(seconds=wait)
-        await EventRepository(self._session).append(
-            job,
-            kind="status",
-            actor=self._who,
-            message="Drafted." if draft else "Submitted.",
-            data={"from": None, "to": status.value, "reason": None, "detail": None},
-        )
-        if not draft:
-            await notify_queue(self._session)
-        return job, True
 
     async def admit(self, owner: str) -> None:
         """Refuse one more job in the queue of an owner who may have no more (403)."""
@@ -129,20 +176,6 @@ class JobService:
     @property
     def _who(self) -> str:
         return f"user:{self._principal.owner}"
-
-    async def _replay(self, key: str, digest: str) -> Job | None:
-        owner = self._principal.owner
-        await lock_name(self._session, f"idempotency {owner} {key}")
-        job = await self._jobs.find_idempotent(owner, key)
-        if job is not None and job.idempotency_hash != digest:
-            raise Problem(
-                422,
-                "idempotency-key-reused",
-                "Idempotency-Key used before",
-                "This Idempotency-Key was sent before with another body; use a new key.",
-                job_id=job.id,
-            )
-        return job
 
     async def check(
         self, body: dict[str, Any], allow_waiting: bool
@@ -156,26 +189,28 @@ class JobService:
         if spec["data"]["source"] == "upload":
             datasets = DatasetService(self._session, self._settings.datasets, self._principal)
             errors += await datasets.pin(spec["data"])
-        rows = await NodeRepository(self._session).all_with_liveness(
-            self._settings.controller.heartbeat_ttl
-        )
-        nodes = [node for node, _ in rows]
-        storage = self._settings.storage
-        errors += await asyncio.to_thread(
-            check_files,
-            spec,
-            storage.roots_of(self._principal.owner),
-            narrowed(
-                [root for node in nodes for root in node.roots],
-                own_root_texts(storage, self._principal.owner),
-            ),
-            storage.data_check_bytes,
-        )
+        if names_files(spec):
+            errors += await self._check_files(spec)
         if errors:
             raise _invalid(errors)
         if not allow_waiting:
-            self._check_capable(spec, nodes)
+            await self._check_capable(spec)
         return spec, recipe_from
+
+    async def _nodes(self) -> list[Node]:
+        ttl = self._settings.controller.heartbeat_ttl
+        return [node for node, _ in await NodeRepository(self._session).all_with_liveness(ttl)]
+
+    async def _check_files(self, spec: dict[str, Any]) -> list[ProblemError]:
+        storage, owner = self._settings.storage, self._principal.owner
+        node_roots = [root for node in await self._nodes() for root in node.roots]
+        return await asyncio.to_thread(
+            check_files,
+            spec,
+            storage.roots_of(owner),
+            narrowed(node_roots, own_root_texts(storage, owner)),
+            storage.data_check_bytes,
+        )
 
     @staticmethod
     def resolve(body: dict[str, Any]) -> dict[str, Any]:
@@ -210,9 +245,8 @@ class JobService:
         message = f"job {job.id} is {job.status} and has no {what}"
         return [ProblemError(pointer="/model/checkpoint", message=message, code="not_found")]
 
-    @staticmethod
-    def _check_capable(spec: dict[str, Any], nodes: list[Any]) -> None:
-        refusals = never_fits(spec, nodes)
+    async def _check_capable(self, spec: dict[str, Any]) -> None:
+        refusals = never_fits(spec, await self._nodes())
         if refusals is not None:
             raise Problem(
                 422,

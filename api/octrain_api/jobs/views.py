@@ -38,7 +38,7 @@ def _attempt(attempt: Attempt, node: str) -> AttemptSummary:
 
 
 async def job_objects(repository: JobRepository, jobs: Sequence[Job]) -> list[JobObject]:
-    """The objects of these jobs, in their order, with two queries for all of them."""
+    """The objects of these jobs, in their order, with a few queries for all of them."""
     attempts: defaultdict[str, list[AttemptSummary]] = defaultdict(list)
     if jobs:
         for attempt, node in await repository.attempts([job.id for job in jobs]):
@@ -59,7 +59,7 @@ def _group(job: Job, groups: Mapping[str, QueueGroup]) -> QueueGroup | None:
 
 
 @dataclass(frozen=True)
-class _Wait:
+class Wait:
     """What a queued job waits for, as of when, and where it stands."""
 
     text: str
@@ -67,18 +67,23 @@ class _Wait:
     position: int | None
 
 
-def _wait(job: Job, position: int | None, group: QueueGroup | None) -> _Wait | None:
+def object_of_new(job: Job, wait: Wait | None) -> JobObject:
+    """The object of a job that has just been made: nothing has happened to it."""
+    return _job(job, [], wait)
+
+
+def _wait(job: Job, position: int | None, group: QueueGroup | None) -> Wait | None:
     if job.status != Status.QUEUED:
         return None
     as_of = group.as_of if group is not None else None
     start = job.next_attempt_at
     if start is not None and (as_of is None or start > as_of):
         text = f"the pause before restart {job.restarts} of {limits.max_restarts(job)}"
-        return _Wait(f"{text}: not before {start.isoformat(timespec='seconds')}", as_of, position)
-    return _Wait(group.waiting_for if group is not None else THE_SCHEDULER, as_of, position)
+        return Wait(f"{text}: not before {start.isoformat(timespec='seconds')}", as_of, position)
+    return Wait(group.waiting_for if group is not None else THE_SCHEDULER, as_of, position)
 
 
-def _job(job: Job, attempts: list[AttemptSummary], wait: _Wait | None) -> JobObject:
+def _job(job: Job, attempts: list[AttemptSummary], wait: Wait | None) -> JobObject:
     base = f"/v1/jobs/{job.id}"
     parts = ("events", "metrics", "logs", "stream", "artifacts", "conversion", "precision")
     return JobObject(

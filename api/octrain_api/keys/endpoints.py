@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query, Request, Response
 from octrain_api.audit.recording import note_target
 from octrain_api.auth import Admin, AnyKey
 from octrain_api.dependencies import SessionDep
+from octrain_api.idempotency.once import OnceDep
 from octrain_api.keys.schemas import (
     KeyChange,
     KeyList,
@@ -22,10 +23,21 @@ router = APIRouter(prefix="/keys", tags=["keys"])
 
 @router.post("", status_code=201)
 async def create_key(
-    body: KeyRequest, request: Request, response: Response, session: SessionDep, principal: Admin
+    body: KeyRequest,
+    request: Request,
+    response: Response,
+    session: SessionDep,
+    principal: Admin,
+    once: OnceDep,
 ) -> NewKeyObject:
-    """Make a key; this answer is the only one that shows it."""
+    """Make a key; this answer is the only one that shows it.
+
+    Sent again with its Idempotency-Key it makes no second one, and is refused: the key is stored
+    as a hash, so it cannot be shown again.
+    """
+    await once.refuse_earlier("key", "POST /keys/{id}/rotate gives it another one.")
     made = await KeyService(session).create(body)
+    await once.made(made.id)
     note_target(request, made.id)
     response.headers["Location"] = f"/v1/keys/{made.id}"
     response.headers["Cache-Control"] = "no-store"

@@ -5,6 +5,7 @@ from fastapi import APIRouter, Request, Response
 from octrain_api.audit.recording import note_target, record_enrolment
 from octrain_api.auth import Admin
 from octrain_api.dependencies import SessionDep
+from octrain_api.idempotency.once import OnceDep
 from octrain_api.keys.enrolment import EnrolmentService
 from octrain_api.keys.schemas import (
     EnrolAnswer,
@@ -20,10 +21,17 @@ router = APIRouter(prefix="/nodes")
 
 @router.post("/tokens", status_code=201, tags=["nodes"])
 async def create_enrolment_token(
-    body: TokenRequest, request: Request, response: Response, session: SessionDep, principal: Admin
+    body: TokenRequest,
+    request: Request,
+    response: Response,
+    session: SessionDep,
+    principal: Admin,
+    once: OnceDep,
 ) -> NewTokenObject:
     """Make a token with which one machine gets the key of its node; shown here once."""
+    await once.refuse_earlier("token", "DELETE /nodes/tokens/{id} ends it; make another.")
     made = await EnrolmentService(session).create(body, principal.owner)
+    await once.made(made.id)
     note_target(request, made.id)
     response.headers["Cache-Control"] = "no-store"
     return made

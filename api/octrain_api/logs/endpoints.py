@@ -16,7 +16,7 @@ from octrain_api.streaming.parameters import invalid
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
-def _filter(
+async def _filter(
     level: Annotated[
         list[str] | None,
         Query(description="repeat it, or separate by commas, for several: " + ", ".join(Level)),

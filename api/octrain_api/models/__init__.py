@@ -3,6 +3,7 @@
 from octrain_api.models.artifacts import Artifact, Leftover
 from octrain_api.models.base import Base, Json, fencing_tokens
 from octrain_api.models.datasets import Dataset, DatasetPart
+from octrain_api.models.idempotency import IdempotencyKey
 from octrain_api.models.jobs import Attempt, Event, Job, Outbox, QueueGroup
 from octrain_api.models.keys import (
     ApiKey,
@@ -37,6 +38,7 @@ __all__ = [
     "EnrolmentToken",
     "Event",
     "GpuActivity",
+    "IdempotencyKey",
     "Job",
     "Json",
     "KeySession",

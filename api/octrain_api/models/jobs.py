@@ -50,8 +50,6 @@ class Job(Base):
     ended_at: Mapped[datetime | None]
     # What is left of a deleted job is its trail: nobody sees it as a job any more.
     deleted_at: Mapped[datetime | None]
-    idempotency_key: Mapped[str | None]
-    idempotency_hash: Mapped[str | None]
     # The W3C trace context of the request that made it, where tracing is on.
     traceparent: Mapped[str | None]
 
@@ -62,7 +60,6 @@ class Job(Base):
             "status",
             postgresql_where=text("status NOT IN ('succeeded', 'failed', 'cancelled')"),
         ),
-        UniqueConstraint("owner", "idempotency_key"),
         Index("ix_jobs_created", "created_at", "id"),
         Index("ix_jobs_owner_created", "owner", "created_at", "id"),
         Index(

@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from octrain_api.auth import Reader, Writer
 from octrain_api.dependencies import SessionDep
+from octrain_api.idempotency.once import OnceDep
 from octrain_api.recipes.schemas import (
     RecipeList,
     RecipeObject,
@@ -32,9 +33,18 @@ async def list_recipes(
 
 
 @router.post("", status_code=201)
-async def save_recipe(body: RecipeRequest, session: SessionDep, principal: Writer) -> RecipeObject:
+async def save_recipe(
+    body: RecipeRequest, response: Response, session: SessionDep, principal: Writer, once: OnceDep
+) -> RecipeObject:
     """Store a recipe. A name that you used before gets its next version; old ones stay."""
-    return await RecipeService(session, principal).save(body)
+    service = RecipeService(session, principal)
+    version = await once.earlier()
+    if version is not None:
+        once.mark(response)
+        return await service.get(body.name, int(version))
+    made = await service.save(body)
+    await once.made(str(made.version))
+    return made
 
 
 @router.get("/{name}")

@@ -32,7 +32,7 @@ def chosen(include: Sequence[str] | None, offered: frozenset[Kind]) -> frozenset
     return frozenset(Kind(name) for name in names)
 
 
-def _choice(
+async def _choice(
     include: Annotated[
         list[str] | None,
         Query(description="status, events, metrics, logs: repeat it, or use commas; all without"),
@@ -62,7 +62,7 @@ MostSeconds = Annotated[
 ]
 
 
-def _still_allowed(request: Request, context: ContextDep) -> Callable[[], Awaitable[bool]]:
+async def _still_allowed(request: Request, context: ContextDep) -> Callable[[], Awaitable[bool]]:
     """Whether the key or session of this request still holds; asked while a stream is open."""
     session = getattr(request.state, "session", None)
     key = request.headers.get("authorization", "").partition(" ")[2].strip()

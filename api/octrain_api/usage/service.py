@@ -63,6 +63,11 @@ class UsageService:
                 what = f"GPU-hours were used within {self._settings.window_days} days"
                 raise _exceeded("gpu_hours", quotas.gpu_hours, hours, what)
 
+    @property
+    def have_default(self) -> bool:
+        """Whether owners without quotas of their own are bounded in what they submit."""
+        return self._settings.queued is not None or self._settings.gpu_hours is not None
+
     async def usage(self, owner: str) -> UsageObject:
         """What an owner uses and may use."""
         queued, running = await self._usage.jobs(owner)

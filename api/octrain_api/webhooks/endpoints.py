@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Query, Response
 
 from octrain_api.auth import Writer
 from octrain_api.dependencies import ContextDep, SessionDep
+from octrain_api.idempotency.once import OnceDep
 from octrain_api.webhooks.schemas import (
     DeliveryDetail,
     DeliveryList,
@@ -24,7 +25,7 @@ from octrain_api.webhooks.service import WebhookService
 router = APIRouter(prefix="/webhooks", tags=["webhooks"])
 
 
-def _service(session: SessionDep, context: ContextDep, principal: Writer) -> WebhookService:
+async def _service(session: SessionDep, context: ContextDep, principal: Writer) -> WebhookService:
     return WebhookService(session, context.settings.webhooks, principal)
 
 
@@ -35,10 +36,19 @@ Cursor = Annotated[str | None, Query(max_length=512)]
 
 @router.post("", status_code=201)
 async def create_webhook(
-    body: WebhookRequest, response: Response, service: Service
+    body: WebhookRequest, response: Response, service: Service, once: OnceDep
 ) -> NewWebhookObject:
-    """Send events of one's own jobs to a URL. This answer is the only one that shows the secret."""
-    made = await service.create(body)
+    """Send events of one's own jobs to a URL. This answer is the only one that shows the secret.
+
+    Sent again with its Idempotency-Key, it shows the secret that the webhook has by then.
+    """
+    identifier = await once.earlier()
+    if identifier is not None:
+        made = await service.get_with_secret(identifier)
+        once.mark(response)
+    else:
+        made = await service.create(body)
+        await once.made(made.id)
     response.headers["Location"] = f"/v1/webhooks/{made.id}"
     return made
 

@@ -76,6 +76,10 @@ class WebhookService:
         """One endpoint."""
         return _webhook_object(await self._find(webhook_id))
 
+    async def get_with_secret(self, webhook_id: str) -> NewWebhookObject:
+        """One endpoint as its maker saw it."""
+        return self._with_secret(await self._find(webhook_id))
+
     async def change(self, webhook_id: str, changes: WebhookChanges) -> WebhookObject:
         """Change what was sent; `active` true also takes back that the service disabled it."""
         webhook = await self._find(webhook_id, lock=True)
