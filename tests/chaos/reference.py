@@ -16,7 +16,7 @@ from tests.chaos.users import job_spec
 __all__ = ["References"]
 
 _MOST_JOBS = 1000
-_SECONDS = 300.0
+_SECONDS = 600.0
 
 
 class References:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = ["DECK", "LONG", "Fault", "UserAction", "draw_faults", "draw_users"]
 
@@ -52,6 +53,10 @@ class Fault:
     seconds: float
     pick: float
     detail: str = ""
+
+    def choose(self, candidates: Sequence[Any]) -> Any:
+        """The victim among those that there are."""
+        return candidates[int(self.pick * len(candidates))]
 
     def __str__(self) -> str:
         lasting = f" for {self.seconds:.1f} s" if self.seconds else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from octrain.local.ports import LOOPBACK, free_port
 from octrain.local.processes import ManagedProcess, is_alive, process_state
 from octrain.local.stack import LocalStack
 from tests.chaos.proxy import CuttableProxy
+from tests.small_disk import NoSmallDisk, small_disk
 
 __all__ = ["LEASE_SECONDS", "SETTINGS", "ChaosStack"]
 
@@ -67,6 +67,7 @@ class ChaosStack(LocalStack):
         self.proxies: dict[str, CuttableProxy] = {}
         self.second_port = 0
         self.small_disk: Path | None = None
+        self._mounts = contextlib.ExitStack()
 
     @property
     def urls(self) -> list[str]:
@@ -92,12 +93,11 @@ class ChaosStack(LocalStack):
             raise
 
     def _mount_small_disk(self, node: str) -> None:
-        folder = self.data_dir / "small-disk"
-        folder.mkdir(exist_ok=True)
-        command = ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(folder)]
         try:
-            subprocess.run(command, check=True, capture_output=True)
-        except (OSError, subprocess.CalledProcessError):
+            folder = self._mounts.enter_context(
+                small_disk(self.data_dir / "small-disk", SMALL_DISK_BYTES)
+            )
+        except NoSmallDisk:
             return
         self.small_disk = folder
         place = self.worker_data_dir(node)
@@ -135,6 +135,13 @@ class ChaosStack(LocalStack):
                             os.waitpid(int(word), os.WNOHANG)
 
     def stop(self) -> None:
+        try:
+            self._stop_processes()
+        finally:
+            self.small_disk = None
+            self._mounts.close()
+
+    def _stop_processes(self) -> None:
         for name in list(self._processes):
             process: ManagedProcess = self._processes[name]
             if process.pid is not None and is_alive(process.pid):
@@ -148,6 +155,3 @@ class ChaosStack(LocalStack):
         for proxy in self.proxies.values():
             proxy.close()
         self.proxies.clear()
-        if self.small_disk is not None:
-            subprocess.run(["umount", "--lazy", str(self.small_disk)], check=False)
-            self.small_disk = None
