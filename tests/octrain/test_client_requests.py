@@ -10,10 +10,13 @@ import pytest
 import octrain
 from octrain.client import (
     Conflict,
+    IdempotencyKeyInFlight,
     NotFound,
     OctrainError,
     RateLimited,
+    SecretShownOnce,
     ServerError,
+    WrongStatus,
 )
 
 JobObject = Callable[..., dict[str, Any]]
@@ -69,6 +72,44 @@ def test_a_busy_server_is_asked_again_with_the_same_idempotency_key(
     assert client.jobs.create({}).id == "job_1"
     keys = {request.headers["idempotency-key"] for request in server.requests}
     assert (len(server.requests), len(keys)) == (2, 1)
+
+
+def test_a_request_in_flight_is_sent_again(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    in_flight = {"type": "/problems/idempotency-key-in-flight", "status": 409, "detail": "Wait."}
+    busy = reply(in_flight, 409, {"Retry-After": "0"})
+    makers: dict[str, Callable[[], Any]] = {
+        "jobs": lambda: client.jobs.create({}),
+        "jobs/job_1/clone": lambda: client.jobs.get("job_1").clone(),
+    }
+    for path, make in makers.items():
+        server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+        answers = iter([busy, busy, reply(job_object(), 201)])
+        server.routes[f"POST /v1/{path}"] = lambda r, answers=answers: next(answers)
+        sent = len(server.requests)
+        assert make().id == "job_1"
+        posts = [r for r in server.requests[sent:] if "idempotency-key" in r.headers]
+        assert (len(posts), len({r.headers["idempotency-key"] for r in posts})) == (3, 1)
+    server.routes["POST /v1/jobs"] = lambda r: busy
+    with pytest.raises(IdempotencyKeyInFlight):
+        client.jobs.create({})
+    taken = {"type": "/problems/wrong-status", "status": 409, "detail": "No."}
+    server.routes["POST /v1/jobs"] = lambda r: reply(taken, 409)
+    sent = len(server.requests)
+    with pytest.raises(WrongStatus):
+        client.jobs.create({})
+    assert len(server.requests) == sent + 1, "another 409 is final"
+
+
+def test_a_key_whose_answer_was_lost_is_named(client: Any, server: Any, reply: Any) -> None:
+    shown = {"type": "/problems/secret-shown-once", "status": 409, "detail": ".", "target": "key_1"}
+    answers = iter([reply({}, 201, cut=1), reply(shown, 409)])
+    server.routes["POST /v1/keys"] = lambda r: next(answers)
+    with pytest.raises(SecretShownOnce) as refused:
+        client.keys.create("laptop", "ada", ["jobs:read"])
+    assert refused.value.members["target"] == "key_1"
+    assert len({r.headers["idempotency-key"] for r in server.requests}) == 1
 
 
 def test_what_was_refused_for_its_rate_is_sent_again(
