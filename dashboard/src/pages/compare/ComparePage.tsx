@@ -231,7 +231,8 @@ function useJobCurves(
         ...ids.map((id) => ['job', id]),
         ...PANELS.map(({ name }) => ['name', name]),
         ['form', 'buckets'],
-        ['max_points', '500'],
+        // Buckets have one width for all: the shortest job must not be left with a few.
+        ['max_points', ids.length <= 4 ? '1500' : '500'],
       ]);
       if (steps) {
         query.set('from_step', String(steps[0]));

@@ -6,6 +6,9 @@ import { asCommand, asCurl, asPython } from './snippets';
 import { type Field, fieldsOf, type Json, setOnly } from './specDefaults';
 import type { Job } from './useJob';
 
+// What is asked for first; the rest follows as it is stored.
+const ORDER = ['job', 'model', 'data', 'recipe', 'training', 'conversion'];
+
 /** The spec as it was stored: what was set, and apart from it what stands at its default. */
 export default function SpecTab({ job }: { job: Job }) {
   const [defaults, setDefaults] = useState(true);
@@ -19,7 +22,8 @@ export default function SpecTab({ job }: { job: Job }) {
       const group = field.path.length > 1 ? (field.path[0] ?? '') : 'job';
       found.set(group, [...(found.get(group) ?? []), field]);
     }
-    return [...found];
+    const rank = (group: string) => (ORDER.includes(group) ? ORDER.indexOf(group) : ORDER.length);
+    return [...found].sort(([one], [other]) => rank(one) - rank(other));
   }, [fields, defaults]);
   const origin = window.location.origin;
   return (
@@ -64,7 +68,10 @@ export default function SpecTab({ job }: { job: Job }) {
 
 function SpecField({ field, group }: { field: Field; group: string }) {
   const path = field.path[0] === group ? field.path.slice(1) : field.path;
-  const text = typeof field.value === 'string' ? field.value : JSON.stringify(field.value, null, 1);
+  const text =
+    typeof field.value === 'string'
+      ? field.value
+      : JSON.stringify(field.value, null, Array.isArray(field.value) ? 0 : 1);
   return (
     <div className={field.isDefault ? 'spec-row default' : 'spec-row'} title={field.description}>
       <dt>{path.join('.')}</dt>

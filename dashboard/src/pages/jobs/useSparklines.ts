@@ -2,8 +2,10 @@ import { useEffect, useRef, useState } from 'react';
 import { request, type Schemas } from '~/api/client';
 import { ApiError } from '~/api/problem';
 import { numberOf } from '~/format/numbers';
+import type { JobRow } from './rows';
+import { ofOneLength } from './sparklineGroups';
 
-const POINTS = 40;
+const POINTS = 80;
 const AGAIN_MS = 15_000;
 // After a failure.
 const SOON_MS = 2000;
@@ -16,9 +18,9 @@ interface Entry {
   done: boolean;
 }
 
-/** The losses of the jobs in view as short curves: one request for all that are due. */
+/** The losses of the jobs in view as short curves: one request for all of a like length that are due. */
 export function useSparklines(
-  visible: readonly { id: string; is_final: boolean; started_at: string | null }[],
+  visible: readonly Pick<JobRow, 'id' | 'is_final' | 'started_at' | 'progress'>[],
 ): ReadonlyMap<string, number[]> {
   const known = useRef(new Map<string, Entry>());
   const [curves, setCurves] = useState<ReadonlyMap<string, number[]>>(new Map());
@@ -30,13 +32,12 @@ export function useSparklines(
     let timer: ReturnType<typeof setTimeout> | undefined;
     async function look() {
       const now = Date.now();
-      const due = wanted.current
-        .filter(({ id, started_at }) => {
-          if (started_at === null) return false;
-          const entry = known.current.get(id);
-          return !entry || (!entry.done && now - entry.at > AGAIN_MS);
-        })
-        .slice(0, MOST);
+      const all = wanted.current.filter(({ id, started_at }) => {
+        if (started_at === null) return false;
+        const entry = known.current.get(id);
+        return !entry || (!entry.done && now - entry.at > AGAIN_MS);
+      });
+      const due = ofOneLength(all).slice(0, MOST);
       if (due.length > 0) {
         try {
           const query = new URLSearchParams(due.map(({ id }) => ['job', id]));
@@ -64,7 +65,7 @@ export function useSparklines(
           }
         }
       }
-      if (!stopped) timer = setTimeout(() => void look(), 700);
+      if (!stopped) timer = setTimeout(() => void look(), all.length > due.length ? 50 : 700);
     }
     void look();
     return () => {
