@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from celery import Celery
 from octrain_worker.attempt_folder import AttemptFolder
 from octrain_worker.supervisor.process_tree import descendants, read_process
 from tests.worker.swallowing_proxy import SwallowingProxy
+from tests.worker.test_real_trainer import SPEC
 
 
 def alive(pid: int) -> bool:
@@ -167,6 +169,36 @@ def test_runs_jobs_is_adopted_after_sigkill_and_shuts_down(
     assert last.finished["resumable"] is True
     assert ("checkpoint", f"step-{last.finished['step']:08d}") in last.artifacts
     assert not [pid for pid in everyone if alive(pid)]
+
+
+def test_the_trainer_is_a_program_of_its_own_and_the_only_one_that_loads_torch(
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    """Nothing can be wrong with CUDA after a fork: what forks has never loaded torch, and what
+    loads it was begun by exec. Nor is it a pool's child that may have no children."""
+    workplace.environment["OCTRAIN_TRAINER_COMMAND"] = f"{sys.executable} -m fp8core"
+    node = start_node()
+    job = workplace.api.add("att_real", {})
+    job.spec = {**SPEC, "training": {**SPEC["training"], "steps": 100_000}}
+    send("att_real")
+    until(lambda: job.steps, "the first step of the product's own trainer", 120)
+    supervisor = workplace.folder("att_real").read_record().pid
+    (trainer,) = [one for one in descendants(supervisor) if one.parent == supervisor]
+
+    def libraries(pid: int) -> set[str]:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return {line.split()[-1] for line in lines if len(line.split()) == 6}
+
+    def of_torch(pid: int) -> set[str]:
+        return {one for one in libraries(pid) if "/torch/" in one or "libcuda" in one}
+
+    assert of_torch(trainer.pid)
+    assert of_torch(supervisor) == of_torch(node.pid) == set()
+    command = Path(f"/proc/{trainer.pid}/cmdline").read_text().split("\0")
+    assert command[1:4] == ["-m", "fp8core", "spare"]
+    assert trainer.session == trainer.pid
+    job.wanted = "cancel"
+    until(lambda: job.finished, "the end of the job", 60)
 
 
 def test_frozen_supervisor_and_shutdown_without_the_api(

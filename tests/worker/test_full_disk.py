@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.small_disk import NoSmallDisk
+from tests.small_disk import small_disk as small_disk_on
 
 pytestmark = pytest.mark.slow
 
@@ -57,22 +58,17 @@ def stored(attempt: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def small_disk(workplace: Any) -> Iterator[Callable[[int], Path]]:
     """Puts the node's data folder on a disk of so many bytes."""
-    folder = workplace.data
-    mounted = False
-
-    def mount(size: int) -> Path:
-        nonlocal mounted
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
-            pytest.skip("no file system may be mounted here")
-        mounted = True
-        return Path(folder)
-
     workplace.environment["OCTRAIN_TRAINER_COMMAND"] = f"{sys.executable} -m fp8core"
-    yield mount
-    workplace.clean_up()
-    if mounted:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    with contextlib.ExitStack() as mounts:
+
+        def mount(size: int) -> Path:
+            try:
+                return mounts.enter_context(small_disk_on(workplace.data, size))
+            except NoSmallDisk as error:
+                pytest.skip(f"no file system may be mounted here: {error}")
+
+        yield mount
+        workplace.clean_up()
 
 
 def test_too_little_room_is_told_before_the_first_step(
