@@ -8,6 +8,7 @@ from hashlib import blake2b
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
+from pydantic import Field
 from sqlalchemy import literal_column
 
 from octrain_api.auth import Reader
@@ -19,6 +20,7 @@ from octrain_api.jobs.transitions import Status
 from octrain_api.jobs.views import job_objects
 from octrain_api.models import Job
 from octrain_api.pagination import cut
+from octrain_api.patterns import comma_separated
 from octrain_api.problems import Problem, ProblemError
 from octrain_api.times import WrittenTime
 
@@ -52,7 +54,7 @@ def known_statuses(values: list[str] | None, name: str = "status") -> tuple[str,
 
 async def _statuses(
     status: Annotated[
-        list[str] | None,
+        list[Annotated[str, Field(json_schema_extra={"pattern": comma_separated(Status)})]] | None,
         Query(description="repeat it, or separate by commas, for several: " + ", ".join(Status)),
     ] = None,
 ) -> tuple[str, ...]:
@@ -61,7 +63,12 @@ async def _statuses(
 
 async def _order(
     sort: Annotated[
-        str, Query(max_length=32, description=f"one of {_ORDERS}; a minus for descending")
+        str,
+        Query(
+            max_length=32,
+            description=f"one of {_ORDERS}; a minus for descending",
+            json_schema_extra={"enum": _ORDERS.split(", ")},
+        ),
     ] = "-created_at",
 ) -> JobOrder:
     order = JobOrder.parse(sort)
@@ -73,7 +80,11 @@ async def _order(
 async def _fields(
     fields: Annotated[
         str | None,
-        Query(max_length=1000, description="only these members of each job, separated by commas"),
+        Query(
+            max_length=1000,
+            description="only these members of each job, separated by commas",
+            json_schema_extra={"pattern": comma_separated(JobObject.model_fields)},
+        ),
     ] = None,
 ) -> set[str] | None:
     if fields is None:

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
 from fastapi.responses import StreamingResponse
+from pydantic import Field
 
 from octrain_api.dependencies import ContextDep, SessionDep
 from octrain_api.jobs.access import VisibleJob
@@ -11,6 +12,7 @@ from octrain_api.logs.repository import LogFilter
 from octrain_api.logs.schemas import Level, LogPage
 from octrain_api.logs.service import LogService, whole_log
 from octrain_api.numbers import clean_text
+from octrain_api.patterns import comma_separated
 from octrain_api.streaming.parameters import invalid
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -18,7 +20,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 async def _filter(
     level: Annotated[
-        list[str] | None,
+        list[Annotated[str, Field(json_schema_extra={"pattern": comma_separated(Level)})]] | None,
         Query(description="repeat it, or separate by commas, for several: " + ", ".join(Level)),
     ] = None,
     text: Annotated[

@@ -28,6 +28,16 @@ class RecipeRequest(BaseModel):
         description="parts of a spec: `recipe`, and where wanted `conversion`, `adapter` and "
         "`training.precision`",
         examples=[EXAMPLE_FRAGMENT],
+        json_schema_extra={
+            "properties": {
+                "recipe": {"type": "object"},
+                "conversion": {"type": "object"},
+                "adapter": {"type": ["object", "null"]},
+                "training": {"type": "object"},
+            },
+            "required": ["recipe"],
+            "additionalProperties": False,
+        },
     )
 
 

@@ -15,6 +15,8 @@ MOST_BYTES = 20_000
 _SHORT_TEXT = 1000
 _STATUS_TYPES = frozenset(f"job.{status.value}" for status in Status)
 _OTHER = "job.event."
+# What filters may be, as the OpenAPI document tells it.
+PATTERN_TOLD = rf"^job\.(\*|event\.\*|event\.[A-Za-z0-9_]{{1,64}}|{'|'.join(sorted(Status))})$"
 _PATTERN = re.compile(r"^job\.(\*|event\.\*|[a-z]+|event\.[A-Za-z0-9_]{1,64})$")
 
 

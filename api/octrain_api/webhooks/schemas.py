@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from octrain_api.pagination import Page
 from octrain_api.times import WrittenTime
-from octrain_api.webhooks.messages import pattern_problem
+from octrain_api.webhooks.messages import PATTERN_TOLD, pattern_problem
 
 DeliveryStatus = Literal["pending", "delivered", "failed"]
 
@@ -25,7 +25,13 @@ def _known(pattern: str) -> str:
 Url = Annotated[str, Field(min_length=1, max_length=2048, pattern=_NO_NUL)]
 Description = Annotated[str, Field(max_length=500, pattern=_NO_NUL)]
 EventFilter = Annotated[
-    list[Annotated[str, Field(max_length=100), AfterValidator(_known)]],
+    list[
+        Annotated[
+            str,
+            Field(max_length=100, json_schema_extra={"pattern": PATTERN_TOLD}),
+            AfterValidator(_known),
+        ]
+    ],
     Field(
         min_length=1,
         max_length=50,
