@@ -266,8 +266,14 @@ async def _ask(
 ) -> tuple[int, bytes]:
     writer.write(request)
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
-    return int(head[9:12]), await reader.readexactly(length)
+    status, body = int(head[9:12]), b""
+    if b"content-length: " in head:
+        length = int(head.split(b"content-length: ")[1].split(b"\r\n")[0])
+        return status, await reader.readexactly(length)
+    while size := int(await reader.readuntil(b"\r\n"), 16):  # chunks
+        body += (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+    return status, body
 
 
 def _serve_bare() -> None:

@@ -9,7 +9,12 @@ from typing import Any
 import psycopg
 from sqlalchemy import ColumnElement, Engine, SQLColumnExpression, event, func, select
 from sqlalchemy.exc import InvalidatePoolError
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 
 from octrain_api.settings import DatabaseSettings
 
@@ -72,8 +77,7 @@ class Database:
         _ask_whether_it_lives(self.engine.sync_engine)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
         # The same pool again; every statement is a transaction of its own.
-        singles = self.engine.execution_options(isolation_level="AUTOCOMMIT")
-        self._singles = async_sessionmaker(singles, expire_on_commit=False)
+        self._singles = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # The same pool; every transaction reads the database as it was at its first statement.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._snapshots = async_sessionmaker(snapshots, expire_on_commit=False)
@@ -88,9 +92,9 @@ class Database:
         """A session to be used as a context manager; it rolls back what was not committed."""
         return self._sessions()
 
-    def single(self) -> AsyncSession:
-        """A session for one statement, which is committed when it has been executed."""
-        return self._singles()
+    def single(self) -> AsyncConnection:
+        """A connection of the pool, as a context manager, that commits each statement by itself."""
+        return self._singles.connect()
 
     def snapshot(self) -> AsyncSession:
         """The same for readers: what one transaction reads in several statements fits together."""

@@ -32,6 +32,8 @@ QUEUE_CHANNEL = "octrain_queue"
 # Seconds between the pings, and how long one may be unanswered before nothing is certain any more.
 _PING = 0.5
 _CERTAIN = 2.0
+# Seconds within which what is told after commits is told at once.
+_TOGETHER = 0.02
 _CHANGES = "octrain_changes"
 _LATER = "octrain_later"
 
@@ -204,13 +206,15 @@ class JobListener:
             told, self._untold = self._untold, set()
             channels, subjects = zip(*told, strict=True)
             try:
-                async with self._database.single() as session:
-                    await session.execute(
+                async with self._database.single() as connection:
+                    await connection.execute(
                         _TELL, {"channels": list(channels), "subjects": list(subjects)}
                     )
             except (SQLAlchemyError, OSError) as error:
                 # Whoever was to be told looks for itself every second or two.
                 log.warning("%s notifications could not be sent: %s", len(told), error)
+            # What is committed meanwhile is told together.
+            await asyncio.sleep(_TOGETHER)
 
     async def _compare_versions(self) -> None:
         statement = select(Job.id, Job.version).where(Job.id.in_(list(self._waiting)))

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from fp8core.spec import SpecInvalid, parse_spec
 from octrain_api.artifacts.repository import ArtifactRepository
@@ -89,13 +89,13 @@ class JobService:
         draft: bool = False,
         also: Sequence[FirstEvent] = (),
         entry: dict[str, Any] | None = None,
-        alone: Callable[[], AsyncSession] | None = None,
+        alone: Callable[[], AsyncConnection] | None = None,
     ) -> JobObject:
         """Check and store a job; or the one that this request made before, by its key.
 
         A draft waits for its start. `also` are events beside the first one, `entry` is that of the
         audit log. Where `alone` is given and nothing was asked of the database before, the job is
-        stored in a session of `alone`: by one statement, which is a transaction.
+        stored over a connection of `alone`: by one statement, which is a transaction.
         """
         try:
             made_before = await self._judge_default_quotas(once, draft)
@@ -116,8 +116,8 @@ class JobService:
         if alone is None or self._session.in_transaction():
             stored = await store(self._session, *arguments, unless)
         else:
-            async with alone() as session:
-                stored = await store(session, *arguments, unless)
+            async with alone() as connection:
+                stored = await store(connection, *arguments, unless)
         made_before = once.judge(stored.claim)
         if made_before is not None:
             return await self.get(made_before)

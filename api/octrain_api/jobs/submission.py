@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
 
 from octrain_api.controller.placement import Need
 from octrain_api.idempotency.once import Kept
@@ -133,7 +133,7 @@ class Stored:
 
 
 async def store(
-    session: AsyncSession,
+    database: AsyncSession | AsyncConnection,
     job: Job,
     events: Sequence[FirstEvent],
     actor: str,
@@ -166,7 +166,7 @@ async def store(
         "entry": json.dumps(entry or {}),
         "of_owner": OF_OWNER + job.owner,
     }
-    row = (await session.execute(_STORE, values)).one()
+    row = (await database.execute(_STORE, values)).one()
     claim = Claim(row.is_free, row.request_hash, row.target)
     is_new = row.created_at is not None
     wait = None
