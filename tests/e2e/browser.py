@@ -1,0 +1,91 @@
+"""A real browser for the dashboard: the system's Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+AXE = REPOSITORY / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
+BUILT = REPOSITORY / "dashboard" / "dist" / "index.html"
+SIZES = {"wide": (1440, 900), "narrow": (360, 740)}
+
+_FLAGS = [
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-sync",
+    "--no-first-run",
+]
+
+
+def chromium() -> str | None:
+    """The path of the system's Chromium."""
+    for name in (os.environ.get("CHROMIUM", ""), "chromium", "chromium-browser", "google-chrome"):
+        found = shutil.which(name) if name else None
+        if found is not None:
+            return found
+    return None
+
+
+def require_browser() -> str:
+    """The path of Chromium; skips the test where the machine lacks what it needs."""
+    path = chromium()
+    if path is None:
+        pytest.skip("no Chromium on this machine: apt-get install chromium, or set CHROMIUM")
+    if not BUILT.is_file():
+        pytest.skip("the dashboard is not built: make dashboard")
+    return path
+
+
+@contextmanager
+def launched(path: str) -> Iterator[Any]:
+    """A running Chromium; it ends with the block."""
+    from playwright.sync_api import sync_playwright
+
+    flags = [*_FLAGS, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=flags)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def sign_in(page: Any, url: str, key: str, path: str = "/jobs") -> None:
+    """Open a page of the dashboard and sign in with the key."""
+    page.goto(f"{url}/dashboard{path}")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    page.locator("#content").wait_for()
+
+
+def settled(page: Any) -> None:
+    """Wait until the page has its heading, and nothing on it is on its way."""
+    from playwright.sync_api import expect
+
+    page.get_by_role("heading", level=1).first.wait_for()
+    expect(page.locator(".spinner")).to_have_count(0, timeout=60_000)
+
+
+def violations(page: Any) -> list[str]:
+    """What axe finds that is serious or worse, as text."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate(
+        """async () => {
+            const { violations } = await axe.run(document, { resultTypes: ['violations'] });
+            return violations
+                .filter(({ impact }) => impact === 'serious' || impact === 'critical')
+                .map(({ id, help, nodes }) => `${id}: ${help}: `
+                    + nodes.slice(0, 4).map(({ html }) => html.slice(0, 200)).join(' | '));
+        }"""
+    )
+    return [str(one) for one in found]

@@ -1,0 +1,184 @@
+"""The dashboard in a real browser against the real stack, with jobs that really train."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.browser import (
+    AXE,
+    SIZES,
+    launched,
+    require_browser,
+    settled,
+    sign_in,
+    violations,
+)
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+
+SECONDS = 60_000  # of patience, in milliseconds: a bound on liveness, no measure
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched(require_browser()) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of a browser of its own; whatever fails in its scripts, or is refused by the content
+    security policy, fails the test."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(SECONDS)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on(
+        "console",
+        lambda message: (
+            errors.append(message.text)
+            if message.type == "error" and "Content Security Policy" in message.text
+            else None
+        ),
+    )
+    yield page
+    context.close()
+    assert errors == []
+
+
+def test_sign_in_submit_watch_and_cancel(service: Any, page: Any) -> None:
+    url = service.stack.url
+    page.goto(f"{url}/dashboard/jobs/new")
+    page.get_by_label("API key").fill("oct_wrong")
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_text("This key is unknown, expired or revoked.").wait_for()
+    page.get_by_label("API key").fill(service.stack.api_key)
+    page.get_by_role("button", name="Sign in").click()
+
+    # The page that was asked for, with the spec of the example; a mistake is told where it is.
+    page.get_by_role("heading", name="New job", level=1).wait_for()
+    page.get_by_text("The service would take this job.").wait_for()
+    steps = page.get_by_role("textbox", name="Steps", exact=True)
+    steps.fill("no number")
+    page.get_by_text("not right yet").wait_for()
+    assert page.get_by_role("button", name="Submit").is_disabled()
+    steps.fill("100000")
+    page.get_by_role("textbox", name="Name", exact=True).fill("from-the-form")
+    page.get_by_role("button", name=re.compile("^emulated-current|^emulated-delayed")).first.click()
+
+    # Form and JSON are the same spec, both ways.
+    page.get_by_role("button", name="JSON", exact=True).click()
+    text = page.get_by_label("The spec as JSON")
+    spec = json.loads(text.input_value())
+    assert (spec["name"], spec["training"]["steps"]) == ("from-the-form", 100000)
+    assert spec["recipe"]["engine"] == "emulated"
+    spec["labels"] = {"from": "browser"}
+    text.fill(json.dumps(spec))
+    page.get_by_role("button", name="Form", exact=True).click()
+    labels = page.get_by_role("textbox", name="Labels", description="Labels to filter jobs by.")
+    assert labels.input_value() == "from=browser"
+    page.get_by_text("The service would take this job.").wait_for()
+    page.get_by_role("button", name="Submit").click()
+
+    # It trains, and the page follows by itself.
+    page.wait_for_url(re.compile(r"/dashboard/jobs/job_\w+$"))
+    job_id = page.url.rpartition("/")[2]
+    page.get_by_text("running", exact=True).first.wait_for()
+    service.until(
+        lambda: (
+            int(page.locator(".tile-value").first.inner_text().split("/")[0].replace(",", "")) > 20
+        ),
+        "the page shows its steps",
+    )
+    told = service.object(job_id)
+    assert (told["name"], told["labels"], told["owner"]) == (
+        "from-the-form",
+        {"from": "browser"},
+        "local",
+    )
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.get_by_role("button", name="Cancel the job").click()
+    page.get_by_text("cancelled", exact=True).first.wait_for()
+    assert service.object(job_id)["status"] == "cancelled"
+
+    # Signed out, the cookie is worth nothing, and the page asks for a key again.
+    cookies = page.context.cookies()
+    assert [cookie["httpOnly"] for cookie in cookies] == [True]
+    page.get_by_role("button", name="Sign out").click()
+    page.get_by_label("API key").wait_for()
+    assert page.context.cookies() == []
+
+
+def test_keys_nodes_and_webhooks(service: Any, page: Any) -> None:
+    sign_in(page, service.stack.url, service.stack.api_key, "/keys")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name").fill("made-in-the-browser")
+    page.get_by_role("button", name="Make the key").click()
+    secret = page.locator(".secret").inner_text()
+    assert re.fullmatch(r"oct_[\w-]{43}", secret)
+    listed = service.http.get("/v1/keys", headers={"Authorization": f"Bearer {secret}"})
+    assert listed.status_code == 403, "it may read jobs, not keys"
+    page.get_by_role("button", name="I have kept it").click()
+    assert secret not in page.content()
+    page.get_by_role("button", name="Revoke made-in-the-browser").click()
+    page.get_by_role("button", name="Revoke it").click()
+    page.get_by_text("made-in-the-browser is revoked").wait_for()
+    refused = service.http.get("/v1/jobs", headers={"Authorization": f"Bearer {secret}"})
+    assert refused.status_code == 401
+
+    page.get_by_role("link", name="Nodes").click()
+    page.get_by_role("button", name="Drain", exact=True).click()
+    page.get_by_role("button", name="Drain it").click()
+    page.get_by_role("button", name="Stop draining").click()
+    page.get_by_role("button", name="Drain", exact=True).wait_for()
+    nodes = service.http.get("/v1/nodes").json()["items"]
+    assert [node["wanted"] for node in nodes if node["name"] == "local"] == ["run"]
+
+    page.get_by_role("link", name="Webhooks").click()
+    page.get_by_role("button", name="New webhook").click()
+    page.get_by_label("URL").fill("https://192.0.2.1/hook")
+    page.get_by_role("button", name="Make it").click()
+    # An address that no one may send to is refused, in the dialog.
+    page.get_by_role("alert").wait_for()
+    assert service.http.get("/v1/webhooks").json()["items"] == []
+
+
+PATHS = ("/jobs", "/jobs/new", "/nodes", "/keys", "/webhooks", "/usage", "/compare")
+
+
+@pytest.mark.parametrize(("scheme", "size"), [("light", "wide"), ("dark", "narrow")])
+def test_axe_finds_nothing_serious(service: Any, browser: Any, scheme: str, size: str) -> None:
+    if not AXE.is_file():
+        pytest.skip("axe-core is not installed: make dashboard")
+    job = service.submit("for-axe", training={"steps": 3})
+    service.end(job)
+    width, height = SIZES[size]
+    context = browser.new_context(
+        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    context.set_default_timeout(SECONDS)
+    page = context.new_page()
+    try:
+        page.goto(f"{service.stack.url}/dashboard/jobs")
+        page.get_by_label("API key").wait_for()
+        found = {"sign in": violations(page)}
+        sign_in(page, service.stack.url, service.stack.api_key)
+        job_page = f"/jobs/{job.id}"
+        tabs = [f"{job_page}?tab={tab}" for tab in ("fp8", "timeline", "logs", "spec")]
+        for path in (*PATHS, job_page, *tabs):
+            page.goto(f"{service.stack.url}/dashboard{path}")
+            settled(page)
+            found[path] = violations(page)
+            overflow = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert overflow <= 0, f"{path} is wider than a window of {width} px"
+    finally:
+        context.close()
+    assert {path: list_ for path, list_ in found.items() if list_} == {}
