@@ -102,6 +102,7 @@ def _announce(stack: LocalStack, seconds: float) -> None:
     facts = table("", "")
     facts.show_header = False
     facts.add_row("API", f"{stack.url}/v1")
+    facts.add_row("dashboard", f"{stack.url}/dashboard")
     facts.add_row("reference", f"{stack.url}/docs")
     if stack.created_key:
         facts.add_row("API key", f"{stack.api_key}  (shown once; octrain finds it on this machine)")
