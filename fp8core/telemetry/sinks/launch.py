@@ -182,14 +182,17 @@ class _SinkProcess:
             self._problem = str(message["problem"])
             if not message.get("final"):
                 self._say("sink_delayed", self._problem)
+        elif "lost" in message:
+            text = f"{message['lost']} bytes of records were let go before it had sent them"
+            self._say("sink_lost", text)
         elif message.get("recovered"):
             self._problem = None
             self._say("sink_recovered", "it goes on")
 
     def _say(self, kind: str, problem: str) -> None:
         text = f"telemetry to {self.kind}: {problem}"
-        if kind != "sink_recovered":
-            text += "; the training goes on, and telemetry.jsonl has all of it"
+        if kind in ("sink_delayed", "sink_failed"):
+            text += "; the training goes on, and telemetry.jsonl keeps what is unsent"
         # The training may have ended meanwhile.
         with contextlib.suppress(ValueError):
             self._telemetry.event(kind, text, {"sink": self.kind, "problem": problem})

@@ -66,7 +66,10 @@ def _follow(kind: str, order: dict[str, Any], outcome: list[str], ended: threadi
     sink = _retrying(lambda: _make(kind, order, state), ended)
     while True:
         finishing = ended.is_set()
-        records, offset = _read(telemetry, offset)
+        begin = _kept_from(telemetry, offset)
+        if begin > offset:
+            _say(lost=begin - offset)
+        records, offset = _read(telemetry, begin)
         if records:
             step = max([step, *(r["step"] for r in records if isinstance(r.get("step"), int))])
             _retrying(lambda: sink.write(records), ended)  # noqa: B023 - called at once
@@ -117,6 +120,20 @@ def _retrying(action: Any, ended: threading.Event) -> Any:
             return done
 
 
+def _kept_from(path: Path, offset: int) -> int:
+    """``offset``, or, where a node has let go what a sink had not read in time, that of the first
+    whole record after it."""
+    with path.open("rb") as file:
+        try:
+            begin = os.lseek(file.fileno(), offset, os.SEEK_DATA)
+        except OSError:  # the end of the file
+            return offset
+        if begin <= offset:
+            return offset
+        file.seek(begin)
+        return begin + len(file.readline())
+
+
 def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
     """Whole records from ``offset`` on, about a mebibyte of them, and the offset after them."""
     records = []
@@ -127,7 +144,8 @@ def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
             if not line.endswith(b"\n"):
                 break
             offset += len(line)
-            records.append(json.loads(line))
+            if not line.startswith(b"\0"):  # the rest of a hole that began within a block
+                records.append(json.loads(line))
             if offset >= end:
                 break
     return records, offset

@@ -4,10 +4,8 @@ it: the step, the phase, the checkpoints to store."""
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from octrain_worker.clock import boot_time
@@ -20,7 +18,7 @@ from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
 from octrain_worker.tracing import AttemptTrace
 
-__all__ = ["Intake", "read_whole_records"]
+__all__ = ["Intake"]
 
 logger = logging.getLogger(__name__)
 
@@ -107,20 +105,3 @@ class Intake:
     def _spool_notes(self) -> None:
         if self._link.spool_notes(self._spool):
             self._shipper.wake()
-
-
-def read_whole_records(path: Path) -> list[dict[str, Any]]:
-    """The whole records of a telemetry file; lines that are none are passed over."""
-    records = []
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return []
-    for line in data.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("type"), str):
-            records.append(record)
-    return records

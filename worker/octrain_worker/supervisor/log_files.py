@@ -11,13 +11,13 @@ Lines reach the API long before: the collector is never further behind than the 
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import logging
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
+
+from octrain_worker.supervisor.holes import aligned, punch_hole
 
 __all__ = ["SMALLEST_LIMIT", "bound_logs", "without_hole"]
 
@@ -25,12 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Half of it must hold what the collector may be behind, 8 MiB.
 SMALLEST_LIMIT = 32 << 20
-_KEEP_SIZE, _PUNCH_HOLE = 1, 2
-_BLOCK = 4096
 _CHUNK = 1 << 20
 _LONGEST_LINE = 1 << 16
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
 
 def bound_logs(paths: Iterable[Path], limit: int) -> None:
@@ -47,21 +43,11 @@ def bound_logs(paths: Iterable[Path], limit: int) -> None:
 
 
 def _shorten(path: Path, size: int, limit: int) -> None:
-    start = _aligned(limit // 4)
-    length = _aligned(size - limit // 2) - start
-    if length <= 0:
+    start, end = aligned(limit // 4), aligned(size - limit // 2)
+    if end <= start or punch_hole(path, start, end):
         return
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        if _LIBC.fallocate(descriptor, _PUNCH_HOLE | _KEEP_SIZE, start, length) == 0:
-            return
-        number = ctypes.get_errno()
-        if number not in (errno.EOPNOTSUPP, errno.ENOSYS):
-            raise OSError(number, os.strerror(number))
-        os.ftruncate(descriptor, 0)
-        logger.warning("%s was emptied: its file system makes no holes", path)
-    finally:
-        os.close(descriptor)
+    os.truncate(path, 0)
+    logger.warning("%s was emptied: its file system makes no holes", path)
 
 
 def without_hole(path: Path, folder: Path) -> Path:
@@ -94,7 +80,3 @@ def _copy(source: BinaryIO, copy: BinaryIO, count: int) -> None:
             return
         copy.write(data)
         count -= len(data)
-
-
-def _aligned(offset: int) -> int:
-    return offset // _BLOCK * _BLOCK

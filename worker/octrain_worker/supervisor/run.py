@@ -29,7 +29,7 @@ from octrain_worker.supervisor.device_metrics import DeviceMetrics
 from octrain_worker.supervisor.environment import MARKER
 from octrain_worker.supervisor.gpu_memory import GpuMemory
 from octrain_worker.supervisor.host_memory import OomCounts
-from octrain_worker.supervisor.intake import Intake, read_whole_records
+from octrain_worker.supervisor.intake import Intake
 from octrain_worker.supervisor.lease import Lease
 from octrain_worker.supervisor.link import Link
 from octrain_worker.supervisor.log_files import bound_logs
@@ -40,6 +40,7 @@ from octrain_worker.supervisor.secrets import JobSecrets
 from octrain_worker.supervisor.shipper import Shipper
 from octrain_worker.supervisor.spool import Spool
 from octrain_worker.supervisor.stopping import Stopping, StopStep
+from octrain_worker.supervisor.telemetry_file import SINKS, TelemetryFile
 from octrain_worker.supervisor.trainer import Trainer
 from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
@@ -196,12 +197,15 @@ class Supervisor:
             patience=float(limits.get("cancel_deadline_seconds", 120)),
         )
         logs = [self._folder.stdout, self._folder.stderr]
+        sinks = claim.spec.get("telemetry") or {}
+        telemetry = TelemetryFile(self._folder, [kind for kind in SINKS if sinks.get(kind)])
         killed = False
         while True:
             self._wakeup.wait(_TICK_SECONDS)
             trainer.reap()
             intake.round()
             bound_logs(logs, self._settings.supervisor.log_bytes)
+            telemetry.shorten(self._spool.position("telemetry"))
             if self._link.stale is not None:
                 return None
             if preparation.verdict is not None and stopping.cause is None:
@@ -258,7 +262,8 @@ class Supervisor:
             "supervisor_lost", "the attempt's supervisor died; the node closes the attempt"
         )
         intake.drain()
-        intake.take(read_whole_records(self._folder.work / "telemetry.jsonl"))
+        for records in TelemetryFile(self._folder).records():
+            intake.take(records)
         earlier = read_json(self._folder.outcome)
         if earlier is not None:
             return Verdict.from_json(earlier)
