@@ -91,7 +91,7 @@ function Lines({ job, filter }: { job: Job; filter: LogFilter }) {
   const [lines, setLines] = useState<LogLine[] | null>(null);
   const [before, setBefore] = useState<number | null>(null);
   const [error, setError] = useState<unknown>(null);
-  const [try_, setTry] = useState(0);
+  const [attempts, setAttempts] = useState(0);
   const [reading, setReading] = useState(false);
   const [follow, setFollow] = useState(true);
   const place = useRef<HTMLElement>(null);
@@ -152,7 +152,7 @@ function Lines({ job, filter }: { job: Job; filter: LogFilter }) {
       stop.abort();
       close();
     };
-  }, [path, query, final, try_]);
+  }, [path, query, final, attempts]);
 
   const count = lines?.length ?? 0;
   const virtual = useVirtualizer({
@@ -181,7 +181,7 @@ function Lines({ job, filter }: { job: Job; filter: LogFilter }) {
     }
   }, [before, path, query]);
 
-  if (error !== null) return <ErrorState error={error} onRetry={() => setTry(try_ + 1)} />;
+  if (error !== null) return <ErrorState error={error} onRetry={() => setAttempts(attempts + 1)} />;
   if (lines === null) return <Loading label="Reading the log" />;
   if (lines.length === 0 && before === null) {
     return query !== '' ? (
