@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
-import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import redis
+
+from tests.small_disk import NoSmallDisk, small_disk
 
 pytestmark = pytest.mark.e2e
 
@@ -140,14 +142,11 @@ def test_a_network_that_swallows_the_first_bytes(service):
 @pytest.mark.slow
 def test_the_disk_of_a_node_is_full(start_service, tmp_path):
     """The job says so; what it had written goes, and the node takes the next job."""
-    folder = tmp_path / "small-disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
-    )
-    if mounted.returncode != 0:
-        pytest.skip(f"no tmpfs may be mounted here: {mounted.stderr.decode()}")
-    try:
+    with contextlib.ExitStack() as mounts:
+        try:
+            folder = mounts.enter_context(small_disk(tmp_path / "small-disk", 8 << 20))
+        except NoSmallDisk as error:
+            pytest.skip(f"no tmpfs may be mounted here: {error}")
         made = start_service(
             "full-disk",
             {
@@ -163,6 +162,7 @@ def test_the_disk_of_a_node_is_full(start_service, tmp_path):
         made.stack.worker_names = ["small"]
         made.stack.start_worker("small")
         assert made.stack.wait_for_nodes()
+        mounts.callback(made.stack.stop)
         greedy = made.submit(
             "greedy",
             training={"steps": 100_000},
@@ -172,6 +172,3 @@ def test_the_disk_of_a_node_is_full(start_service, tmp_path):
         assert greedy.data.reason == "storage_full", greedy.data.detail
         assert "full" in (greedy.data.detail or "").lower() or "space" in greedy.data.detail
         made.end(made.submit("modest"), "succeeded", 240)
-        made.stack.stop()
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
