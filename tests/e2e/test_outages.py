@@ -140,6 +140,7 @@ def test_a_network_that_swallows_the_first_bytes(service):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_disk_of_a_node_is_full(start_service, tmp_path):
     """The job says so; what it had written goes, and the node takes the next job."""
     with contextlib.ExitStack() as mounts:
