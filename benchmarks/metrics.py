@@ -18,37 +18,29 @@ takes 1000 metrics a batch at most).
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import psycopg
+from metrics_load import SERIES, TOKEN, step_values, together, write_job
+from metrics_mlflow import mlflow_rate
+from metrics_service import service, wait_until
 
-from octrain.local.ports import free_port
 from octrain.local.servers import LocalServers
 from octrain_api.migrate import migrate
 from octrain_api.settings import DatabaseSettings
 from octrain_worker.api_client import ApiClient
-from octrain_worker.supervisor.shipper import BATCH_BYTES, BATCH_RECORDS
 
-REPOSITORY = Path(__file__).parents[1]
-SERIES = 500
-TOKEN = 7
-MLFLOW_SIZES = (250, 500, 1000)
 PARTS = ("store", "read", "delete")
-_TABLES = ("metric_layouts", "metric_series", "metric_blocks", "metric_rollups")
+_TABLES = ("metric_layouts", "metric_series", "metric_batches", "metric_blocks", "metric_rollups")
+# What an empty table with its indexes takes.
+_GIVEN_BACK = 1 << 20
 
 
 def main() -> None:
@@ -60,8 +52,8 @@ def main() -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):
                 assert connection.execute(f"SHOW {setting}").fetchone() == ("on",), setting
-            with _service(servers, Path(name)) as service:
-                bench = Bench(connection, *service)
+            with service(servers, Path(name)) as running:
+                bench = Bench(connection, *running)
                 ours = 0.0
                 if "store" in arguments.parts:
                     ours = bench.ingest(arguments.writers, arguments.seconds)
@@ -72,62 +64,8 @@ def main() -> None:
                 if "delete" in arguments.parts:
                     bench.delete(10_000_000)
         if arguments.mlflow_python is not None and ours:
-            peer = _mlflow(servers, Path(name), arguments)
+            peer = mlflow_rate(servers, Path(name), arguments)
             print(f"ratio to MLflow         {ours / peer:10.1f}")
-
-
-@contextmanager
-def _service(servers: LocalServers, folder: Path) -> Iterator[tuple[str, str, str]]:
-    """The API and the controller as processes: the API's URL, a user's key and a node's key."""
-    port = free_port()
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "api")]),
-        "DATABASE_URL": servers.postgres_url,
-        "REDIS_URL": servers.redis_url,
-        "OCTRAIN_ARTIFACT_URL": folder.as_uri(),
-        "OCTRAIN_RATE_LIMIT_READ": "0",
-        "OCTRAIN_RATE_LIMIT_WORKER": "0",
-    }
-    command = [sys.executable, "-m", "octrain_api"]
-    keys = [
-        json.loads(
-            subprocess.run(
-                [*command, "create-key", "--name", "b", "--owner", "o", "--scopes", scopes],
-                env=environment,
-                check=True,
-                capture_output=True,
-                text=True,
-            ).stdout
-        )["key"]
-        for scopes in ("jobs:read,jobs:write", "node")
-    ]
-    with (folder / "service.log").open("w") as log:
-        processes = [
-            subprocess.Popen([*command, *rest], env=environment, stderr=log)
-            for rest in (["serve", "--port", str(port)], ["controller"])
-        ]
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _await(lambda: httpx.get(f"{url}/healthz").status_code == 200)
-            yield url, keys[0], keys[1]
-        finally:
-            for process in processes:
-                process.terminate()
-            for process in processes:
-                process.wait(30)
-
-
-def _await(condition: Callable[[], bool], seconds: float = 120.0) -> None:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if condition():
-                return
-        except httpx.HTTPError:
-            pass
-        time.sleep(0.05)
-    raise SystemExit("a server did not come up, or did not finish, in time")
 
 
 class Bench:
@@ -180,7 +118,7 @@ class Bench:
             "UPDATE jobs SET status = 'succeeded', ended_at = now() WHERE id = ANY(%s)",
             [list(names)],
         )
-        _await(lambda: self._count("SELECT count(*) FROM metric_blocks WHERE tier < 100") == 0)
+        wait_until(lambda: self._count("SELECT count(*) FROM metric_batches") == 0)
 
     def _count(self, query: str, *values: str) -> int:
         row = self._connection.execute(query.encode(), values or None).fetchone()
@@ -190,28 +128,13 @@ class Bench:
     def ingest(self, writers: int, seconds: float) -> float:
         """Points a second, sustained with the compaction at work."""
         names = [self.job(f"job_w{n}") for n in range(writers)]
-        context = multiprocessing.get_context("spawn")
-        ready = [context.Event() for _ in names]
-        start = context.Event()
-        counts: Any = context.Queue()
-        processes = [
-            context.Process(
-                target=_write,
-                args=(self._url, self._node_key, name, seconds, mark, start, counts),
-            )
-            for name, mark in zip(names, ready, strict=True)
-        ]
-        for process in processes:
-            process.start()
-        for mark in ready:
-            mark.wait()
-        start.set()
-        results = [counts.get() for _ in processes]
-        for process in processes:
-            process.join()
+        results = together(
+            write_job, [(self._url, self._node_key, name, seconds) for name in names]
+        )
         points = sum(result[0] for result in results)
         took = max(result[1] for result in results)
-        open_blocks = self._count("SELECT count(*) FROM metric_blocks WHERE tier < 100")
+        left = self._size("metric_batches")
+        open_batches = self._count("SELECT count(*) FROM metric_batches")
         began = time.monotonic()
         self.end(*names)
         stored = self._count("SELECT sum(points) FROM metric_blocks")
@@ -222,22 +145,32 @@ class Bench:
         print(f"points stored           {points / took:10.0f} /s")
         print(
             f"compaction left         {time.monotonic() - began:10.1f} s of work, "
-            f"{open_blocks} blocks open at the end"
+            f"{open_batches} batches in {left / 2**20:.0f} MiB at the end"
         )
         return float(points / took)
 
     def disk(self) -> None:
-        """Bytes a point with indexes and TOAST, once compacted."""
+        """Bytes a point with indexes and TOAST: as it is once all is compacted and the controller
+        has given the batches' room back, then after a full vacuum.
+        """
         points = self._count("SELECT sum(points) FROM metric_blocks")
-        for when in ("", "VACUUM ", "VACUUM FULL "):
-            if when:
-                self._connection.execute(f"{when}{', '.join(_TABLES)}".encode())
-            size = sum(
-                self._count("SELECT pg_total_relation_size(%s::regclass)", table)
-                for table in _TABLES
-            )
-            label = f"disk, after {when.strip()}" if when else "disk, compacted"
-            print(f"{label:24s}{size / points:10.2f} bytes a point")
+        began = time.monotonic()
+        wait_until(lambda: self._size("metric_batches") < _GIVEN_BACK + points // 8)
+        row = self._connection.execute("SHOW autovacuum").fetchone()
+        print(
+            f"room given back         {time.monotonic() - began:10.1f} s after the last merge; "
+            f"autovacuum is {row[0] if row else '?'}"
+        )
+        for when in ("compacted", "VACUUM FULL"):
+            if when == "VACUUM FULL":
+                self._connection.execute(f"VACUUM FULL {', '.join(_TABLES)}".encode())
+            sizes = {table.removeprefix("metric_"): self._size(table) for table in _TABLES}
+            parts = ", ".join(f"{name} {size / points:.2f}" for name, size in sizes.items())
+            label = f"disk, {when}"
+            print(f"{label:24s}{sum(sizes.values()) / points:10.2f} bytes a point: {parts}")
+
+    def _size(self, table: str) -> int:
+        return self._count("SELECT pg_total_relation_size(%s::regclass)", table)
 
     def read(self, steps: int) -> None:
         """One series of a million points as 1000 buckets."""
@@ -301,7 +234,7 @@ class Bench:
         for start in range(0, points // SERIES, 2000):
             records = [
                 {"type": "metrics", "time": 1.0, "step": start + n, "values": row}
-                for n, row in enumerate(_values(rng, 2000))
+                for n, row in enumerate(step_values(rng, 2000))
             ]
             client.telemetry(name, TOKEN, first, records)
             first += len(records)
@@ -324,130 +257,6 @@ class Bench:
             f"{what:24s}{statistics.median(taken):10.1f} ms p50, "
             f"{taken[int(len(taken) * 0.99) - 1]:.1f} ms p99, {taken[0]:.1f} ms at best"
         )
-
-
-def _values(rng: np.random.Generator, count: int) -> list[dict[str, float]]:
-    """What so many steps record: noise, the hardest to compress."""
-    values = rng.normal(size=(count, SERIES))
-    values[:, ::2] = values[:, ::2].astype(np.float32)
-    names = [f"fp8/model.layers.{n // 8}.mlp.{n % 8}/amax" for n in range(SERIES)]
-    return [dict(zip(names, row, strict=True)) for row in values.tolist()]
-
-
-def _write(
-    url: str, key: str, name: str, seconds: float, ready: Event, start: Event, counts: Any
-) -> None:
-    """One writer: batches of the size that the supervisor ships, until the time is over."""
-    client = ApiClient(url, key, timeout=60)
-    rng = np.random.default_rng(os.getpid())
-    sample = {"type": "metrics", "time": 1.5, "step": 1, "values": _values(rng, 1)[0]}
-    line = len(json.dumps(sample))
-    steps = max(min(BATCH_RECORDS, BATCH_BYTES // line), 1)
-    ready.set()
-    start.wait()
-    began = time.perf_counter()
-    step = batches = 0
-    while time.perf_counter() - began < seconds:
-        now = time.time()
-        records = [
-            {"type": "metrics", "time": now + n / 100, "step": step + n, "values": row}
-            for n, row in enumerate(_values(rng, steps), start=1)
-        ]
-        answer = client.telemetry(name, TOKEN, step + 1, records)
-        step += steps
-        batches += 1
-        assert answer.acknowledged_seq == step
-    counts.put((step * SERIES, time.perf_counter() - began, batches))
-
-
-def _mlflow(servers: LocalServers, folder: Path, arguments: argparse.Namespace) -> float:
-    """Points a second of MLflow's server at its best batch size."""
-    database = servers.create_database("mlflow")
-    database = database.replace("postgresql://", "postgresql+psycopg2://", 1)
-    port = free_port()
-    python = arguments.mlflow_python
-    version = subprocess.run(
-        [python, "-c", "import mlflow; print(mlflow.__version__)"],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout.strip()
-    command = [python, "-m", "mlflow", "server", "--backend-store-uri", database]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "2"]
-    command += ["--default-artifact-root", folder.as_uri()]
-    best = 0.0
-    with (folder / "mlflow.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            _await(lambda: httpx.get(f"{url}/health").status_code == 200)
-            for size in MLFLOW_SIZES:
-                rate = _mlflow_rate(url, size, arguments)
-                print(f"MLflow {version:8s}         {rate:10.0f} /s in batches of {size}")
-                best = max(best, rate)
-        finally:
-            os.killpg(server.pid, 15)
-            server.wait(30)
-    return best
-
-
-def _mlflow_rate(url: str, size: int, arguments: argparse.Namespace) -> float:
-    context = multiprocessing.get_context("spawn")
-    counts: Any = context.Queue()
-    start = context.Event()
-    ready = [context.Event() for _ in range(arguments.writers)]
-    processes = [
-        context.Process(
-            target=_mlflow_write, args=(url, size, arguments.mlflow_seconds, mark, start, counts)
-        )
-        for mark in ready
-    ]
-    for process in processes:
-        process.start()
-    for mark in ready:
-        mark.wait()
-    start.set()
-    results = [counts.get() for _ in processes]
-    for process in processes:
-        process.join()
-    return float(sum(r[0] for r in results) / max(r[1] for r in results))
-
-
-def _mlflow_write(
-    url: str, size: int, seconds: float, ready: Event, start: Event, counts: Any
-) -> None:
-    with httpx.Client(base_url=f"{url}/api/2.0/mlflow", timeout=60) as http:
-        made = http.post("/runs/create", json={"experiment_id": "0", "start_time": 0})
-        run_id = made.raise_for_status().json()["run"]["info"]["run_id"]
-        pool = _values(np.random.default_rng(3), 100)
-        points = [
-            (name, step, value) for step, row in enumerate(pool) for name, value in row.items()
-        ]
-        ready.set()
-        start.wait()
-        began = time.perf_counter()
-        sent = lap = 0
-        spent = 0.0
-        while time.perf_counter() - began - spent < seconds:
-            building = time.perf_counter()
-            place = sent % len(points)
-            lap = sent // len(points) * len(pool)
-            body = json.dumps(
-                {
-                    "run_id": run_id,
-                    "metrics": [
-                        {"key": name, "value": value, "timestamp": 1, "step": step + lap}
-                        for name, step, value in points[place : place + size]
-                    ],
-                }
-            )
-            # The peer's time is the server's alone: its bodies are not counted.
-            spent += time.perf_counter() - building
-            http.post(
-                "/runs/log-batch", content=body, headers={"Content-Type": "application/json"}
-            ).raise_for_status()
-            sent += min(size, len(points) - place)
-        counts.put((sent, time.perf_counter() - began - spent))
 
 
 def _arguments() -> argparse.Namespace:

@@ -331,6 +331,17 @@ class MetricSettings(BaseSettings):
     sweep_interval: float = Field(default=60.0, gt=0)
 
 
+class JobLogSettings(BaseSettings):
+    """How long the lines of jobs are kept. 0 keeps them as long as their job."""
+
+    model_config = SettingsConfigDict(env_prefix="OCTRAIN_JOB_LOGS_")
+
+    # In days since they came; and of all jobs together, in bytes of text.
+    keep_days: float = Field(default=0.0, ge=0)
+    max_bytes: int = Field(default=0, ge=0)
+    sweep_interval: float = Field(default=60.0, gt=0)
+
+
 class NodeMetricSettings(BaseSettings):
     """How long samples of nodes are kept."""
 
@@ -375,5 +386,6 @@ class Settings(BaseSettings):
     scheduler: SchedulerSettings = Field(default_factory=SchedulerSettings)
     node_metrics: NodeMetricSettings = Field(default_factory=NodeMetricSettings)
     metrics: MetricSettings = Field(default_factory=MetricSettings)
+    job_logs: JobLogSettings = Field(default_factory=JobLogSettings)
     webhooks: WebhookSettings = Field(default_factory=WebhookSettings)
     datasets: DatasetSettings = Field(default_factory=DatasetSettings)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from octrain_api.logs import service as log_service
+from octrain_api.logs.retention import sweep
+from octrain_api.settings import JobLogSettings
+from tests.api.holding import held
 
 
 def log(text: str, **more: Any) -> dict[str, Any]:
@@ -178,3 +182,79 @@ async def test_events_are_narrowed_and_read_from_both_ends(
     assert messages(rest) == ["1", "0"]
     assert rest["next_before"] is None
     assert (await user.get(f"/jobs/{running_job}/events?order=up")).status_code == 422
+
+
+async def test_old_lines_go_first_and_what_is_left_has_no_holes(
+    user: Any, ten_lines: str, worker: Any, lone_service: Any
+) -> None:
+    database = lone_service.database
+    days = JobLogSettings(keep_days=1)
+    assert await sweep(database, JobLogSettings()) == 0
+    assert await sweep(database, days) == 0
+    # The second chunk is the older one, as its transaction had begun first: the first goes along.
+    await lone_service.sql(
+        "UPDATE log_chunks SET created_at = now() - interval '2 days' WHERE first_line = 4"
+    )
+    assert await sweep(database, days) == 2
+    assert await sweep(database, days) == 0
+    first = await page(user, ten_lines)
+    assert (numbers(first), first["first_line"], first["total_lines"]) == ([8, 9, 10], 8, 10)
+    assert first["next_before"] is None
+    assert numbers(await page(user, ten_lines, "?tail=5")) == [8, 9, 10]
+    assert (await page(user, ten_lines, "?before=10&limit=1"))["next_before"] == 9
+    assert (await page(user, ten_lines, "?before=9"))["next_before"] is None
+    assert numbers(await page(user, ten_lines, "?text=line 9")) == [9]
+    whole = (await user.get(f"/jobs/{ten_lines}/logs/download")).text.splitlines()
+    assert whole == [
+        "[... 7 lines before this one are no longer kept ...]",
+        "Line 8",
+        "Line 9",
+        "Line 10",
+    ]
+    # Whoever would go on before what went must read anew; numbers go on.
+    (row,) = await lone_service.sql("SELECT seq FROM log_chunks WHERE first_line = 8")
+    before = {"Last-Event-ID": str(row.seq - 2)}
+    await worker.telemetry(13, log("Line 11"))
+    await worker.finish("succeeded", "completed")
+    told = (await user.get(f"/jobs/{ten_lines}/stream?include=logs", headers=before)).text
+    assert "event: reset" in told
+    after = {"Last-Event-ID": str(row.seq - 1)}
+    told = (await user.get(f"/jobs/{ten_lines}/stream?include=logs", headers=after)).text
+    assert "event: reset" not in told
+    assert told.count("event: log") == 4
+    await lone_service.sql("UPDATE log_chunks SET created_at = now() - interval '2 days'")
+    assert await sweep(database, days) == 3
+    nothing = await page(user, ten_lines)
+    assert (numbers(nothing), nothing["first_line"], nothing["next_after"]) == ([], 12, 11)
+
+
+async def test_the_oldest_lines_go_when_all_take_too_much(
+    user: Any, ten_lines: str, lone_service: Any
+) -> None:
+    database = lone_service.database
+    (row,) = await lone_service.sql("SELECT sum(size) AS size, count(*) AS chunks FROM log_chunks")
+    assert (row.size, row.chunks) == (61, 4)
+    assert await sweep(database, JobLogSettings(max_bytes=61)) == 0
+    assert await sweep(database, JobLogSettings(max_bytes=60)) == 1
+    assert numbers(await page(user, ten_lines)) == list(range(4, 11))
+    assert await sweep(database, JobLogSettings(max_bytes=15)) == 2
+    assert numbers(await page(user, ten_lines)) == [10]
+    assert await sweep(database, JobLogSettings(max_bytes=1)) == 1
+
+
+async def test_a_sweep_makes_no_writer_wait(
+    user: Any, ten_lines: str, worker: Any, lone_service: Any
+) -> None:
+    """It is held where it has deleted and not committed, while the job's writer sends."""
+    settings = JobLogSettings(keep_days=1)
+    await lone_service.sql("UPDATE log_chunks SET created_at = now() - interval '2 days'")
+    async with held(lone_service, "DELETE", "log_chunks") as inside:
+        sweeping = asyncio.create_task(sweep(lone_service.database, settings))
+        await inside()
+        async with asyncio.timeout(60):
+            assert (await worker.telemetry(13, log("Line 11"))).status_code == 200
+            # What another sweep holds is passed over.
+            assert await sweep(lone_service.database, settings) == 0
+        assert not sweeping.done()
+    assert await sweeping == 4
+    assert numbers(await page(user, ten_lines)) == [11]

@@ -93,7 +93,7 @@ def test_up_down_and_up_again_with_data(engine: Engine, fresh_postgres_url: str)
     before = {name: _rows(engine, query) for name, query in kept.items()}
     migrate(settings)
     # What became of the points is told by the tests of the metrics.
-    assert _rows(engine, "SELECT sum(points) FROM metric_blocks") == [(2,)]
+    assert _rows(engine, "SELECT sum(points) FROM metric_batches") == [(2,)]
     assert {name: _rows(engine, query) for name, query in kept.items()} == before
     tables = set(inspect(engine).get_table_names())
     assert {"jobs", "attempts", "events", "outbox", "nodes", "queue_groups"} <= tables

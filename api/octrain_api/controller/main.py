@@ -19,6 +19,7 @@ from octrain_api.controller.webhooks import deliver_for_ever
 from octrain_api.database import Database
 from octrain_api.idempotency.repository import IdempotencyRepository
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
+from octrain_api.logs.retention import sweep as sweep_logs
 from octrain_api.migrate import check_schema
 from octrain_api.observability.tracing import Tracing, make_tracing
 from octrain_api.plans.repository import PlanRepository
@@ -164,6 +165,7 @@ class _Loops:
             asyncio.create_task(self._every("relay", self._relay, self._wake_relay)),
             asyncio.create_task(self._every("reconciler", self._reconcile, asyncio.Event())),
             asyncio.create_task(self._every("metrics", self._keep_metrics, self._wake_metrics)),
+            asyncio.create_task(self._every("logs", self._sweep_logs, asyncio.Event())),
             asyncio.create_task(deliver_for_ever(self._all_settings)),
             asyncio.create_task(self._every("uploads", self._uploads.clean, asyncio.Event())),
             asyncio.create_task(self._every("keys", self._forget_keys, asyncio.Event())),
@@ -207,6 +209,10 @@ class _Loops:
     async def _keep_metrics(self) -> None:
         if await self._metrics.tick():
             self._wake_metrics.set()
+
+    async def _sweep_logs(self) -> None:
+        await sweep_logs(self._database, self._all_settings.job_logs)
+        await asyncio.sleep(self._all_settings.job_logs.sweep_interval)
 
     async def _forget_keys(self) -> None:
         async with self._database.transaction() as session:

@@ -1,4 +1,4 @@
-"""The controller's care for metrics: blocks are compacted, and what is too old is forgotten."""
+"""The controller's care for metrics: batches are compacted, and what is too old is forgotten."""
 
 import time
 

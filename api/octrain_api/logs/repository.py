@@ -49,9 +49,20 @@ class LogRepository:
                 levels=[line.level for line in lines],
                 ranks=[line.rank for line in lines],
                 texts=[line.text for line in lines],
+                size=sum(len(line.text.encode()) for line in lines),
             )
         )
         await self._session.flush()
+
+    async def first_line(self, job_id: str) -> int | None:
+        """The number of the first line that is still kept; None without any."""
+        statement = (
+            select(LogChunk.first_line)
+            .where(LogChunk.job_id == job_id)
+            .order_by(LogChunk.first_line)
+            .limit(1)
+        )
+        return await self._session.scalar(statement)
 
     async def lines(
         self,

@@ -51,6 +51,9 @@ class LogPage(BaseModel):
         description="pass it as `before` for what came earlier; null at the beginning"
     )
     total_lines: int = Field(description="the number of the newest line of the job")
+    first_line: int = Field(
+        description="the number of the first line that is still kept: 1, unless old lines have gone"
+    )
 
 
 def lines_of(chunk: LogChunk) -> Iterator[LogLine]:

@@ -34,6 +34,8 @@ class LogService:
 
     async def forwards(self, after: int, before: int, limit: int, wanted: LogFilter) -> LogPage:
         """The first lines numbered in (after, before)."""
+        first = await self.first_line()
+        after = max(after, first - 1)
         end = min(before, self._total + 1)
         if not wanted.is_empty:
             end = min(end, after + SCANNED + 1)
@@ -42,29 +44,41 @@ class LogService:
         return LogPage(
             lines=lines,
             next_after=looked_at,
-            next_before=after + 1 if after > 0 else None,
+            next_before=after + 1 if after >= first else None,
             total_lines=self._total,
+            first_line=first,
         )
 
     async def backwards(self, before: int, limit: int, wanted: LogFilter) -> LogPage:
         """The last lines numbered below `before`."""
+        first = await self.first_line()
         end = min(before, self._total + 1)
-        start = 0 if wanted.is_empty else max(end - 1 - SCANNED, 0)
+        start = first - 1
+        if not wanted.is_empty:
+            start = max(end - 1 - SCANNED, start)
         lines = await self._logs.lines(self._job_id, start, end, limit, wanted, from_the_end=True)
         looked_at = lines[0].seq if len(lines) == limit else start + 1
         return LogPage(
             lines=lines,
             next_after=max(end - 1, 0),
-            next_before=looked_at if looked_at > 1 else None,
+            next_before=looked_at if looked_at > first else None,
             total_lines=self._total,
+            first_line=first,
         )
+
+    async def first_line(self) -> int:
+        """The number of the first line that is kept; without any that of the next to come."""
+        return await self._logs.first_line(self._job_id) or self._total + 1
 
 
 async def whole_log(
     sessions: Sessions, job_id: str, total: int, wanted: LogFilter, *, timestamps: bool
 ) -> AsyncIterator[bytes]:
     """The lines up to number `total` as text. No connection is held while a slow reader reads."""
-    after = 0
+    async with sessions.session() as session:
+        after = await LogService(session, job_id, total).first_line() - 1
+    if after > 0:
+        yield f"[... {after:,} lines before this one are no longer kept ...]\n".encode()
     while after < total:
         async with sessions.session() as session:
             page = await LogService(session, job_id, total).forwards(

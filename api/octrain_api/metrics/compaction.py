@@ -1,14 +1,16 @@
-"""Joining the blocks of an attempt into larger ones, with rollups.
+"""Joining the batches of an attempt into blocks, with rollups.
 
-Writers append one small block a batch. Blocks of one tier, once there are enough of them in a row,
+Writers append one small matrix a batch. Those of one tier, once there are enough of them in a row,
 become one of the next tier, so a point is rewritten a few times in its life however long the run
-is; a block that is large enough is final. What is left of an ended attempt becomes final too.
+is; what is large enough becomes a block, and so does what is left of an ended attempt. Blocks have
+their own table, to which is only ever added: what is on its way to them is rewritten elsewhere.
 
-Nothing here locks what a writer waits for: blocks are only added and deleted, and one job's
+Nothing here locks what a writer waits for: batches are only added and deleted, and one job's
 compaction is kept from another's by an advisory lock.
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,31 +35,33 @@ from octrain_api.database import Database
 from octrain_api.metrics.blocks import STATS, Block, join, union
 from octrain_api.metrics.repository import FINAL, MetricRepository, block_values
 from octrain_api.metrics.rollups import Rollup, roll_up
-from octrain_api.models import Attempt, MetricBlock, MetricRollup
+from octrain_api.models import Attempt, MetricBatch, MetricBlock, MetricRollup
 
-# So many blocks of a tier become one of the next.
+# So many batches of a tier become one of the next.
 FAN_IN = 16
 # A block has at most so many rows, and cells: bounds what a reader decompresses, and the memory.
 MAX_ROWS = 16_384
 MAX_CELLS = 1 << 22
-# A block of half of that is not joined again.
+# Batches that make half of one become one.
 _SETTLED = 2
-# Blocks that make an eighth of one wait for the rest of it: a fast job's points are rewritten once.
+# Batches that make an eighth of one wait for the rest: a fast job's points are rewritten once.
 _WORTH_WAITING = 8
 MIN_VACUUM_BYTES = 32 << 20
+# Seconds without a merge, after which what merges have left is given back whatever it is.
+REST_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Merge:
-    """Blocks that become one of this tier."""
+    """Batches that become one of this tier, or a block (FINAL)."""
 
-    block_ids: tuple[int, ...]
+    batch_ids: tuple[int, ...]
     tier: int
 
 
 @dataclass(frozen=True)
-class OpenBlock:
-    """What the plan needs to know of a block that is not final."""
+class OpenBatch:
+    """What the plan needs to know of a batch."""
 
     id: int
     tier: int
@@ -65,41 +69,41 @@ class OpenBlock:
     names: frozenset[str]
 
 
-def plan(blocks: Sequence[OpenBlock], ended: bool) -> Merge | None:
-    """The next merge of one attempt's open blocks, given in the order of recording."""
+def plan(batches: Sequence[OpenBatch], ended: bool) -> Merge | None:
+    """The next merge of one attempt's batches, given in the order of recording."""
     if ended:
-        run, full = _fitting(blocks)
-        return Merge(tuple(block.id for block in run), FINAL) if run else None
+        run, full = _fitting(batches)
+        return Merge(tuple(batch.id for batch in run), FINAL) if run else None
     start = 0
-    while start < len(blocks):
-        tier = blocks[start].tier
+    while start < len(batches):
+        tier = batches[start].tier
         end = start
-        while end < len(blocks) and blocks[end].tier == tier:
+        while end < len(batches) and batches[end].tier == tier:
             end += 1
-        run, full = _fitting(blocks[start:end])
+        run, full = _fitting(batches[start:end])
         if full:
-            return Merge(tuple(block.id for block in run), FINAL)
+            return Merge(tuple(batch.id for batch in run), FINAL)
         some = run[:FAN_IN]
         if len(some) == FAN_IN and _share_of_full(some) * _WORTH_WAITING < 1:
-            return Merge(tuple(block.id for block in some), tier + 1)
+            return Merge(tuple(batch.id for batch in some), tier + 1)
         start = end
     return None
 
 
-def _fitting(blocks: Sequence[OpenBlock]) -> tuple[Sequence[OpenBlock], bool]:
-    """The first blocks that fit in one, and whether that is then as good as full."""
+def _fitting(batches: Sequence[OpenBatch]) -> tuple[Sequence[OpenBatch], bool]:
+    """The first batches that fit in one, and whether that is then as good as full."""
     rows, names = 0, frozenset[str]()
-    for count, block in enumerate(blocks):
-        more, together = rows + block.rows, names | block.names
+    for count, batch in enumerate(batches):
+        more, together = rows + batch.rows, names | batch.names
         if count and (more > MAX_ROWS or more * len(together) > MAX_CELLS):
-            return blocks[:count], True
+            return batches[:count], True
         rows, names = more, together
-    return blocks, _share_of_full(blocks) * _SETTLED >= 1
+    return batches, _share_of_full(batches) * _SETTLED >= 1
 
 
-def _share_of_full(blocks: Sequence[OpenBlock]) -> float:
-    rows = sum(block.rows for block in blocks)
-    names = frozenset[str]().union(*(block.names for block in blocks))
+def _share_of_full(batches: Sequence[OpenBatch]) -> float:
+    rows = sum(batch.rows for batch in batches)
+    names = frozenset[str]().union(*(batch.names for batch in batches))
     return max(rows / MAX_ROWS, rows * len(names) / MAX_CELLS)
 
 
@@ -108,8 +112,9 @@ class Compactor:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # Bytes of the blocks that merges have deleted since the last vacuum.
+        # Bytes of the batches that merges have deleted since the last vacuum, and when that was.
         self._deleted_bytes = 0
+        self._deleted_at = 0.0
 
     async def tick(self, max_merges: int = 20) -> bool:
         """Up to so many merges; whether there may be more to do."""
@@ -122,18 +127,17 @@ class Compactor:
         return False
 
     async def _candidates(self) -> list[tuple[str, int, bool]]:
-        """Attempts with a merge to be made, most open blocks first."""
-        # A sum of rows that could fill a block asks for a closer look, as many blocks do.
+        """Attempts with a merge to be made, most batches first."""
+        # A sum of rows that could fill a block asks for a closer look, as many batches do.
         counted = (
             select(
-                MetricBlock.job_id,
-                MetricBlock.attempt,
-                func.count().label("blocks"),
-                func.sum(MetricBlock.rows).label("rows"),
-                func.sum(MetricBlock.points).label("points"),
+                MetricBatch.job_id,
+                MetricBatch.attempt,
+                func.count().label("batches"),
+                func.sum(MetricBatch.rows).label("rows"),
+                func.sum(MetricBatch.points).label("points"),
             )
-            .where(MetricBlock.tier < FINAL)
-            .group_by(MetricBlock.job_id, MetricBlock.attempt)
+            .group_by(MetricBatch.job_id, MetricBatch.attempt)
             .subquery()
         )
         ended = exists().where(
@@ -145,11 +149,11 @@ class Compactor:
             select(counted.c.job_id, counted.c.attempt, ended.label("ended"))
             .where(
                 ended
-                | (counted.c.blocks >= FAN_IN)
+                | (counted.c.batches >= FAN_IN)
                 | (counted.c.rows * _SETTLED >= MAX_ROWS)
                 | (counted.c.points * _SETTLED >= MAX_CELLS)
             )
-            .order_by(counted.c.blocks.desc())
+            .order_by(counted.c.batches.desc())
         )
         async with self._database.session() as session:
             return [(r.job_id, r.attempt, r.ended) for r in await session.execute(statement)]
@@ -158,20 +162,20 @@ class Compactor:
         """Make the next merge of an attempt; whether there was one."""
         async with self._database.session() as session:
             repository = MetricRepository(session)
-            of_attempt = await repository.open_blocks(job_id, attempt)
-            layouts = await repository.layouts(list({block.layout_id for block in of_attempt}))
+            of_attempt = await repository.open_batches(job_id, attempt)
+            layouts = await repository.layouts(list({batch.layout_id for batch in of_attempt}))
         merge = plan(
             [
-                OpenBlock(block.id, block.tier, block.rows, frozenset(layouts[block.layout_id]))
-                for block in of_attempt
-                if block.layout_id in layouts
+                OpenBatch(batch.id, batch.tier, batch.rows, frozenset(layouts[batch.layout_id]))
+                for batch in of_attempt
+                if batch.layout_id in layouts
             ],
             ended,
         )
         if merge is None:
             return False
         # Made on its own: it may wait for a writer of the job, which must not wait in turn.
-        chosen = {block.layout_id: None for block in of_attempt if block.id in merge.block_ids}
+        chosen = {batch.layout_id: None for batch in of_attempt if batch.id in merge.batch_ids}
         names = union(layouts[key] for key in chosen)
         try:
             async with self._database.transaction() as session:
@@ -183,61 +187,62 @@ class Compactor:
             lock = func.hashtextextended(f"metrics {job_id} {attempt}", 0)
             if not await session.scalar(select(func.pg_try_advisory_xact_lock(lock))):
                 return False
-            stored = await MetricRepository(session).load(merge.block_ids)
-            if len(stored) != len(merge.block_ids):
+            stored = await MetricRepository(session).load(merge.batch_ids)
+            if len(stored) != len(merge.batch_ids):
                 # Deleted meanwhile, or merged by another.
                 return False
-            values, rollups = await asyncio.to_thread(_join, [block for _, block in stored])
-            last = stored[-1][0]
-            made = await session.scalar(
-                insert(MetricBlock)
-                .values(
-                    job_id=job_id,
-                    attempt=attempt,
-                    layout_id=layout_id,
-                    tier=merge.tier,
-                    first_seq=min(row.first_seq for row, _ in stored),
-                    last_seq=last.last_seq,
-                    created_at=last.created_at,
-                    **values,
-                )
-                .returning(MetricBlock.id)
-            )
-            if rollups:
+            final = merge.tier == FINAL
+            values, rollups = await asyncio.to_thread(_join, [block for _, block in stored], final)
+            values |= {
+                "job_id": job_id,
+                "attempt": attempt,
+                "layout_id": layout_id,
+                "first_seq": min(row.first_seq for row, _ in stored),
+                "last_seq": stored[-1][0].last_seq,
+                "created_at": stored[-1][0].created_at,
+            }
+            if final:
+                made = insert(MetricBlock).values(values).returning(MetricBlock.id)
+                block_id = await session.scalar(made)
                 await session.execute(
                     insert(MetricRollup),
-                    [{"block_id": made, **vars(rollup)} for rollup in rollups],
+                    [{"block_id": block_id, **vars(rollup)} for rollup in rollups],
                 )
+            else:
+                await session.execute(insert(MetricBatch).values(values | {"tier": merge.tier}))
             fresh = [block for row, block in stored if row.tier == 0]
             if fresh:
                 await session.execute(_COUNT_IN, _count_in(job_id, attempt, layout_id, fresh))
-            await session.execute(delete(MetricBlock).where(MetricBlock.id.in_(merge.block_ids)))
-        self._deleted_bytes += sum(len(row.data or b"") for row, _ in stored)
+            await session.execute(delete(MetricBatch).where(MetricBatch.id.in_(merge.batch_ids)))
+        self._deleted_bytes += sum(len(row.data) for row, _ in stored)
+        self._deleted_at = time.monotonic()
         return True
 
     async def vacuum_if_due(self) -> bool:
-        """Make the room of merged blocks free for the next ones, once it is an eighth of the table
-        (and 32 MiB): the server's own vacuum comes once a minute, when a fast job has doubled it.
+        """Make the room of merged batches free for the next ones, once it is an eighth of their
+        table and 32 MiB, or once nothing is merged any more: the server's own vacuum comes once a
+        minute, when a fast job has doubled it. What is free at the table's end is given back.
         """
-        if self._deleted_bytes < MIN_VACUUM_BYTES:
+        rests = time.monotonic() - self._deleted_at > REST_SECONDS
+        if self._deleted_bytes < (1 if rests else MIN_VACUUM_BYTES):
             return False
         connection = await self._database.connect()
         async with connection:
-            size = await connection.execute("SELECT pg_total_relation_size('metric_blocks')")
+            size = await connection.execute("SELECT pg_total_relation_size('metric_batches')")
             row = await size.fetchone()
             assert row is not None
             assert isinstance(row[0], int)
-            if self._deleted_bytes * 8 < row[0]:
+            if not rests and self._deleted_bytes * 8 < row[0]:
                 return False
             # Neither readers nor writers wait for it.
-            await connection.execute("VACUUM metric_blocks, metric_rollups")
+            await connection.execute("VACUUM metric_batches")
         self._deleted_bytes = 0
         return True
 
 
-def _join(blocks: Sequence[Block]) -> tuple[dict[str, Any], list[Rollup]]:
+def _join(blocks: Sequence[Block], final: bool) -> tuple[dict[str, Any], list[Rollup]]:
     joined = join(blocks) if len(blocks) > 1 else blocks[0]
-    return block_values(joined), roll_up(joined)
+    return block_values(joined), roll_up(joined) if final else []
 
 
 _COUNT_IN = text(

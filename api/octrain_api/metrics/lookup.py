@@ -15,15 +15,21 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from octrain_api.metrics.codec import Directory, Rows, unpack_rows
 from octrain_api.metrics.summary import STORED
 
-# Blocks of tier 0 come whatever they hold: no fact of theirs stands elsewhere.
+# Batches of tier 0 come whatever they hold: no fact of theirs stands elsewhere. To a reader a batch
+# is a block as any other, and its number is negative.
 _BLOCKS = """
-SELECT id, job_id, attempt, layout_id, tier, first_seq, last_seq, first_step, last_step, rows,
-       masked, data IS NOT NULL
-FROM metric_blocks
+SELECT -id AS id, job_id, attempt, layout_id, tier, first_seq, last_seq, first_step, last_step,
+       rows, masked, true
+FROM metric_batches
 WHERE job_id = ANY(%(jobs)s)
   AND (tier = 0 OR (last_seq > %(after)s AND last_step >= %(first)s
                     AND first_step <= %(last)s))
-ORDER BY job_id, last_seq, id
+UNION ALL
+SELECT id, job_id, attempt, layout_id, 100, first_seq, last_seq, first_step, last_step,
+       rows, masked, data IS NOT NULL
+FROM metric_blocks
+WHERE job_id = ANY(%(jobs)s) AND last_seq > %(after)s AND last_step >= %(first)s
+  AND first_step <= %(last)s
 """
 _SERIES = """
 SELECT job_id, name, attempt, first_step, last_step, last_value, points
@@ -38,9 +44,11 @@ CROSS JOIN LATERAL unnest(layout.names) WITH ORDINALITY AS each(name, place)
 WHERE layout.id = ANY(%(ids)s::bigint[]) AND each.name = ANY(%(names)s)
 ORDER BY layout.id, each.place
 """
-_STATS = "SELECT id, stats FROM metric_blocks WHERE id = ANY(%(ids)s::bigint[])"
+_STATS = "SELECT -id, stats FROM metric_batches WHERE id = ANY(%(batches)s::bigint[])"
 _ROWS = """
-SELECT id, rows, row_data, directory FROM metric_blocks WHERE id = ANY(%(ids)s::bigint[])
+SELECT -id, rows, row_data, directory FROM metric_batches WHERE id = ANY(%(batches)s::bigint[])
+UNION ALL
+SELECT id, rows, row_data, directory FROM metric_blocks WHERE id = ANY(%(blocks)s::bigint[])
 """
 _LEVELS = """
 SELECT block_id, level, places FROM metric_rollups WHERE block_id = ANY(%(ids)s::bigint[])
@@ -49,7 +57,11 @@ _SLICES = """
 SELECT asked.place, substring(block.data FROM asked.begin::int FOR asked.size::int)
 FROM unnest(%(places)s::bigint[], %(ids)s::bigint[], %(begins)s::bigint[], %(sizes)s::bigint[])
      AS asked(place, id, begin, size)
-JOIN metric_blocks AS block ON block.id = asked.id
+CROSS JOIN LATERAL (
+    SELECT data FROM metric_batches WHERE id = -asked.id
+    UNION ALL
+    SELECT data FROM metric_blocks WHERE id = asked.id
+) AS block
 """
 # A rollup's data hold a column's buckets together, at the place that `places` gives it in two
 # bytes; 65535 is none. What the columns of a block share is sent once.
@@ -72,7 +84,7 @@ _NO_STEP = 2**63 - 1
 
 
 class BlockFacts(NamedTuple):
-    """What is known of a block without its points."""
+    """What is known of a block, or a batch, without its points."""
 
     id: int
     job_id: str
@@ -125,7 +137,8 @@ class MetricLookup:
         found = await self._fetch(
             _BLOCKS, jobs=list(job_ids), after=after, first=from_step, last=last
         )
-        return [BlockFacts(*row) for row in found]
+        blocks = [BlockFacts(*row) for row in found]
+        return sorted(blocks, key=lambda block: (block.job_id, block.last_seq, abs(block.id)))
 
     async def series(
         self, job_ids: Sequence[str], names: Sequence[str] | None
@@ -154,10 +167,10 @@ class MetricLookup:
         return found
 
     async def stats(self, block_ids: Sequence[int]) -> dict[int, bytes]:
-        """The column statistics of blocks."""
+        """The column statistics of blocks of tier 0."""
         if not block_ids:
             return {}
-        return dict(await self._fetch(_STATS, ids=list(block_ids)))
+        return dict(await self._fetch(_STATS, batches=[-key for key in block_ids]))
 
     async def rows(self, block_ids: Sequence[int]) -> dict[int, tuple[Rows, Directory]]:
         """What the rows of blocks share, and where their bands lie."""
@@ -165,7 +178,11 @@ class MetricLookup:
             return {}
         return {
             key: (unpack_rows(row_data, count), Directory(directory))
-            for key, count, row_data, directory in await self._fetch(_ROWS, ids=list(block_ids))
+            for key, count, row_data, directory in await self._fetch(
+                _ROWS,
+                batches=[-key for key in block_ids if key < 0],
+                blocks=[key for key in block_ids if key > 0],
+            )
         }
 
     async def levels(self, block_ids: Sequence[int]) -> dict[int, list[tuple[int, bytes | None]]]:

@@ -1,14 +1,15 @@
-"""Metric blocks, their rollups and series in the database."""
+"""Metric batches and blocks in the database."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from datetime import datetime
 from itertools import compress, pairwise
 from typing import Any
 
 import numpy as np
-from sqlalchemy import ColumnElement, select
-from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy import Select, literal, select, union_all
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.metrics.blocks import Block, Packed, digest, unpack
@@ -20,14 +21,31 @@ from octrain_api.metrics.codec import (
     pack_rows,
     unpack_rows,
 )
-from octrain_api.models import MetricBlock, MetricLayout
+from octrain_api.models import MetricBatch, MetricBlock, MetricLayout
 
-# The tier of blocks that are never joined again.
+# The tier that stands for blocks: what is never joined again.
 FINAL = 100
 
 
+@dataclass(frozen=True)
+class StoredMatrix:
+    """A row of batches or of blocks, as far as those who read it whole need it."""
+
+    attempt: int
+    tier: int
+    layout_id: int
+    first_seq: int
+    last_seq: int
+    created_at: datetime
+    rows: int
+    masked: bool
+    row_data: bytes
+    directory: bytes
+    data: bytes
+
+
 class MetricRepository:
-    """Appends blocks and reads them."""
+    """Appends batches, and reads batches and blocks."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
@@ -55,7 +73,7 @@ class MetricRepository:
                     **_content(numbered, packed, block.stats()),
                 }
             )
-        await self._session.execute(upsert(MetricBlock), rows)
+        await self._session.execute(insert(MetricBatch), rows)
 
     async def layout_id(self, job_id: str, names: Sequence[str]) -> int:
         """The layout of these names; made when it is new.
@@ -69,7 +87,7 @@ class MetricRepository:
         found = await self._session.scalar(known)
         if found is None:
             made = (
-                upsert(MetricLayout)
+                insert(MetricLayout)
                 .values(job_id=job_id, digest=mark, names=list(names))
                 .on_conflict_do_update(index_elements=["job_id", "digest"], set_={"digest": mark})
                 .returning(MetricLayout.id)
@@ -83,44 +101,60 @@ class MetricRepository:
         statement = select(MetricLayout.id, MetricLayout.names).where(MetricLayout.id.in_(ids))
         return {row.id: row.names for row in await self._session.execute(statement)}
 
-    async def open_blocks(self, job_id: str, attempt: int) -> Sequence[Any]:
-        """The blocks of an attempt that are not final, in the order of recording."""
-        block = MetricBlock
+    async def open_batches(self, job_id: str, attempt: int) -> Sequence[Any]:
+        """The batches of an attempt, in the order of recording."""
+        batch = MetricBatch
         statement = (
-            select(block.id, block.tier, block.rows, block.layout_id)
-            .where(block.job_id == job_id, block.attempt == attempt, block.tier < FINAL)
-            .order_by(block.last_seq, block.first_seq, block.id)
+            select(batch.id, batch.tier, batch.rows, batch.layout_id)
+            .where(batch.job_id == job_id, batch.attempt == attempt)
+            .order_by(batch.last_seq, batch.first_seq, batch.id)
         )
         return (await self._session.execute(statement)).all()
 
-    async def load(self, block_ids: Sequence[int]) -> list[tuple[MetricBlock, Block]]:
-        """Whole blocks in the order of recording; without those whose raw points are gone."""
-        return await self._load(MetricBlock.id.in_(block_ids))
+    async def load(self, batch_ids: Sequence[int]) -> list[tuple[StoredMatrix, Block]]:
+        """Whole batches in the order of recording."""
+        return await self._load(_matrices(MetricBatch).where(MetricBatch.id.in_(batch_ids)))
 
-    async def _load(self, *where: ColumnElement[bool]) -> list[tuple[MetricBlock, Block]]:
-        # One statement: between two, blocks could be joined into others.
-        statement = (
-            select(MetricBlock)
-            .where(MetricBlock.data.is_not(None), *where)
-            # Of a batch in several blocks, one may be merged with those before it already.
-            .order_by(MetricBlock.last_seq, MetricBlock.first_seq, MetricBlock.id)
-            .execution_options(populate_existing=True)
+    async def _load(self, *parts: Select[Any]) -> list[tuple[StoredMatrix, Block]]:
+        # One statement: between two, batches could be joined to blocks.
+        rows = (await self._session.execute(union_all(*parts))).all()
+        # Of a batch in several matrices, one may be joined with those before it already.
+        stored = sorted(
+            (StoredMatrix(*row[1:]) for row in sorted(rows, key=lambda row: int(row[0]))),
+            key=lambda matrix: (matrix.last_seq, matrix.first_seq),
         )
-        stored = (await self._session.scalars(statement)).all()
-        names = await self.layouts(list({block.layout_id for block in stored}))
+        names = await self.layouts(list({matrix.layout_id for matrix in stored}))
         # Large ones take a while: other requests run meanwhile.
         return await asyncio.to_thread(
-            lambda: [(block, _unpacked(block, names[block.layout_id])) for block in stored]
+            lambda: [(matrix, _unpacked(matrix, names[matrix.layout_id])) for matrix in stored]
         )
 
     async def batches_after(self, job_id: str, after: int, until: int) -> list["BatchSeries"]:
-        """The points of the batches numbered in (after, until], by number and name."""
+        """The points of the telemetry batches numbered in (after, until], by number and name;
+        without those whose raw points are gone.
+        """
         stored = await self._load(
-            MetricBlock.job_id == job_id,
-            MetricBlock.last_seq > after,
-            MetricBlock.first_seq <= until,
+            *(
+                _matrices(table).where(
+                    table.job_id == job_id,
+                    table.data.is_not(None),
+                    table.last_seq > after,
+                    table.first_seq <= until,
+                )
+                for table in (MetricBatch, MetricBlock)
+            )
         )
         return await asyncio.to_thread(_by_batch, stored, after, until)
+
+
+def _matrices(table: type[MetricBatch] | type[MetricBlock]) -> Select[Any]:
+    """Ids, and the columns of `StoredMatrix`."""
+    tier = MetricBatch.tier if table is MetricBatch else literal(FINAL).label("tier")
+    columns = [
+        tier if field.name == "tier" else getattr(table, field.name)
+        for field in fields(StoredMatrix)
+    ]
+    return select(table.id, *columns)
 
 
 @dataclass(frozen=True)
@@ -135,12 +169,12 @@ class BatchSeries:
 
 
 def _by_batch(
-    stored: Sequence[tuple[MetricBlock, Block]], after: int, until: int
+    stored: Sequence[tuple[StoredMatrix, Block]], after: int, until: int
 ) -> list[BatchSeries]:
     found = []
-    for row, block in stored:
-        # A merged block holds the frames of a batch that had several after those of the next, where
-        # these were merged first: rows are taken by number, not by place.
+    for matrix, block in stored:
+        # A block holds the frames of a batch that had several after those of the next, where these
+        # were joined first: rows are taken by number, not by place.
         seqs = block.rows.seqs
         wanted = np.flatnonzero((seqs > after) & (seqs <= until))
         wanted = wanted[np.argsort(seqs[wanted], kind="stable")]
@@ -153,13 +187,13 @@ def _by_batch(
             values = block.values[:, rows].tolist()
             for place, name in enumerate(block.names):
                 if block.present is None:
-                    found.append(BatchSeries(seq, name, row.attempt, steps, values[place]))
+                    found.append(BatchSeries(seq, name, matrix.attempt, steps, values[place]))
                     continue
                 here = block.present[place, rows].tolist()
                 own = list(compress(steps, here))
                 if own:
                     own_values = list(compress(values[place], here))
-                    found.append(BatchSeries(seq, name, row.attempt, own, own_values))
+                    found.append(BatchSeries(seq, name, matrix.attempt, own, own_values))
     return sorted(found, key=lambda batch: (batch.seq, batch.name))
 
 
@@ -181,8 +215,7 @@ def block_values(block: Block) -> dict[str, Any]:
     return {"rows": len(block.rows), "points": block.points, **content}
 
 
-def _unpacked(stored: MetricBlock, names: Sequence[str]) -> Block:
-    assert stored.data is not None
+def _unpacked(stored: StoredMatrix, names: Sequence[str]) -> Block:
     directory = Directory(stored.directory)
     bands = [Band(len(directory.columns(n)), directory.place(n)[1]) for n in range(len(directory))]
     rows = unpack_rows(stored.row_data, stored.rows)

@@ -16,6 +16,7 @@ from octrain_api.models.keys import (
 )
 from octrain_api.models.metrics import (
     LogChunk,
+    MetricBatch,
     MetricBlock,
     MetricLayout,
     MetricRollup,
@@ -44,6 +45,7 @@ __all__ = [
     "KeySession",
     "Leftover",
     "LogChunk",
+    "MetricBatch",
     "MetricBlock",
     "MetricLayout",
     "MetricRollup",

@@ -34,7 +34,7 @@ class MetricLayout(Base):
 
 
 class MetricSeries(Base):
-    """One metric of one attempt, as far as its blocks have been compacted: tier 1 and above.
+    """One metric of one attempt, as far as its batches have been joined: tier 1 and above.
 
     It belongs to a layout, not to the job, so that compacting takes no lock that a writer of the
     job's row waits for.
@@ -54,18 +54,13 @@ class MetricSeries(Base):
     __table_args__ = (Index("ix_metric_series_layout", "layout_id"),)
 
 
-class MetricBlock(Base):
-    """A matrix of points: appended as one batch brought it (tier 0), then joined with others into
-    larger ones. What the bytes are is octrain_api.metrics.codec's.
-    """
-
-    __tablename__ = "metric_blocks"
+class _Matrix:
+    """A matrix of points. What the bytes are is octrain_api.metrics.codec's."""
 
     id: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
     job_id: Mapped[str]
     attempt: Mapped[int]
     layout_id: Mapped[int] = mapped_column(ForeignKey("metric_layouts.id", ondelete="CASCADE"))
-    tier: Mapped[int]
     first_seq: Mapped[int] = mapped_column(BigInteger)
     last_seq: Mapped[int] = mapped_column(BigInteger)
     first_step: Mapped[int] = mapped_column(BigInteger)
@@ -76,26 +71,40 @@ class MetricBlock(Base):
     row_data: Mapped[bytes]
     stats: Mapped[bytes]
     directory: Mapped[bytes]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class MetricBatch(_Matrix, Base):
+    """A matrix that is still to be joined with others: one batch as it came (tier 0), or some.
+
+    They live for minutes, in a table of their own: what they leave behind is room for the next
+    ones, and never lies between the blocks that are kept.
+    """
+
+    __tablename__ = "metric_batches"
+
+    tier: Mapped[int]
+    data: Mapped[bytes]
+
+    __table_args__ = (
+        Index("ix_metric_batches_job", "job_id", "attempt", "last_seq"),
+        Index("ix_metric_batches_layout", "layout_id"),
+    )
+
+
+class MetricBlock(_Matrix, Base):
+    """A matrix that is never joined again, with rollups."""
+
+    __tablename__ = "metric_blocks"
+
     # None once the raw points are gone and only the rollups are kept.
     data: Mapped[bytes | None]
-    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
         Index("ix_metric_blocks_job", "job_id", "last_seq"),
         Index("ix_metric_blocks_layout", "layout_id"),
-        Index(
-            "ix_metric_blocks_open",
-            "job_id",
-            "attempt",
-            "last_seq",
-            postgresql_where=text("tier < 100"),
-        ),
-        Index(
-            "ix_metric_blocks_raw",
-            "created_at",
-            postgresql_where=text("tier = 100 AND data IS NOT NULL"),
-        ),
-        Index("ix_metric_blocks_age", "created_at", postgresql_where=text("tier = 100")),
+        Index("ix_metric_blocks_raw", "created_at", postgresql_where=text("data IS NOT NULL")),
+        Index("ix_metric_blocks_age", "created_at"),
     )
 
 
@@ -117,7 +126,10 @@ class MetricRollup(Base):
 
 
 class LogChunk(Base):
-    """The log lines of one telemetry batch, numbered `first_line`... per job."""
+    """The log lines of one telemetry batch, numbered `first_line`... per job.
+
+    `size` is what the texts take, in bytes of UTF-8.
+    """
 
     __tablename__ = "log_chunks"
 
@@ -132,8 +144,12 @@ class LogChunk(Base):
     levels: Mapped[list[str | None]] = mapped_column(ARRAY(Text), server_default=text("'{}'"))
     ranks: Mapped[list[int | None]] = mapped_column(ARRAY(Integer), server_default=text("'{}'"))
     texts: Mapped[list[str]]
+    size: Mapped[int]
+    created_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
     __table_args__ = (
         Index("ix_log_chunks_seq", "job_id", "seq"),
         Index("ix_log_chunks_last_line", "job_id", "last_line"),
+        # The sizes beside: what all take together is summed up from the index alone.
+        Index("ix_log_chunks_age", "created_at", postgresql_include=["size"]),
     )

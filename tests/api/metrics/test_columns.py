@@ -6,6 +6,7 @@ import json
 import math
 import struct
 import zlib
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,7 @@ from hypothesis import strategies as st
 from octrain_api.attempts.body import MAX_CELLS, parse
 from octrain_api.metrics import codec, rollups, summary
 from octrain_api.metrics.blocks import Block, Record, join, of_records, unpack
-from octrain_api.metrics.repository import _by_batch
-from octrain_api.models import MetricBlock
+from octrain_api.metrics.repository import StoredMatrix, _by_batch
 from octrain_api.problems import Problem
 from octrain_api.settings import HttpSettings
 from octrain_worker.supervisor.packing import pack
@@ -384,11 +384,13 @@ def test_batches_are_read_by_number_where_a_merge_left_them_out_of_order() -> No
     present = np.array([[True, True, True, True, False], [False, True, False, True, True]])
     values = np.arange(10.0).reshape(2, 5)
     block = Block(("a", "b"), rows, values, present)
-    read = _by_batch([(MetricBlock(attempt=3), block)], 1, 5)
+    now = datetime.now(UTC)
+    matrix = StoredMatrix(3, 100, 1, 1, 5, now, 5, True, b"", b"", b"")
+    read = _by_batch([(matrix, block)], 1, 5)
     assert [(one.seq, one.name, one.steps, one.values) for one in read] == [
         (2, "a", [12, 13], [2.0, 3.0]),
         (2, "b", [13], [8.0]),
         (5, "a", [10], [0.0]),
         (5, "b", [14], [9.0]),
     ]
-    assert _by_batch([(MetricBlock(attempt=3), block)], 5, 9) == []
+    assert _by_batch([(matrix, block)], 5, 9) == []

@@ -8,60 +8,64 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import text
 
 from octrain_api.controller.metrics import MetricKeeper
 from octrain_api.metrics import compaction
-from octrain_api.metrics.compaction import OpenBlock, plan
+from octrain_api.metrics.compaction import OpenBatch, plan
 from octrain_api.metrics.repository import FINAL
 from octrain_api.metrics.retention import sweep
 from octrain_api.settings import MetricSettings
+from tests.api.holding import held
 
 
-def blocks(*tiers: int, rows: int = 10, names: int = 3) -> list[OpenBlock]:
+def batches(*tiers: int, rows: int = 10, names: int = 3) -> list[OpenBatch]:
     columns = frozenset(f"m{n}" for n in range(names))
-    return [OpenBlock(n, tier, rows, columns) for n, tier in enumerate(tiers)]
+    return [OpenBatch(n, tier, rows, columns) for n, tier in enumerate(tiers)]
 
 
 def test_the_plan_joins_runs_of_one_tier() -> None:
-    few = blocks(*[1] * 3, *[0] * 15)
+    few = batches(*[1] * 3, *[0] * 15)
     assert plan(few, ended=False) is None
-    merge = plan(blocks(*[1] * 3, *[0] * 20), ended=False)
+    merge = plan(batches(*[1] * 3, *[0] * 20), ended=False)
     assert merge is not None
-    assert (merge.block_ids, merge.tier) == (tuple(range(3, 19)), 1)
-    merge = plan(blocks(*[1] * 16, *[0] * 20), ended=False)
+    assert (merge.batch_ids, merge.tier) == (tuple(range(3, 19)), 1)
+    merge = plan(batches(*[1] * 16, *[0] * 20), ended=False)
     assert merge is not None
-    assert (merge.block_ids, merge.tier) == (tuple(range(16)), 2)
+    assert (merge.batch_ids, merge.tier) == (tuple(range(16)), 2)
     merge = plan(few, ended=True)
     assert merge is not None
-    assert (merge.block_ids, merge.tier) == (tuple(range(18)), FINAL)
+    assert (merge.batch_ids, merge.tier) == (tuple(range(18)), FINAL)
     assert plan([], ended=True) is None
 
 
 def test_a_block_that_is_full_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compaction.MAX_ROWS // 3
-    merge = plan(blocks(0, 0, 0, 0, 0, rows=rows), ended=False)
+    merge = plan(batches(0, 0, 0, 0, 0, rows=rows), ended=False)
     assert merge is not None
-    assert (merge.block_ids, merge.tier) == ((0, 1, 2), FINAL)
+    assert (merge.batch_ids, merge.tier) == ((0, 1, 2), FINAL)
     # Sixteen that make an eighth of one wait until they make half.
     rows = compaction.MAX_ROWS // 128
-    assert plan(blocks(*[0] * 63, rows=rows), ended=False) is None
-    merge = plan(blocks(*[0] * 64, rows=rows), ended=False)
+    assert plan(batches(*[0] * 63, rows=rows), ended=False) is None
+    merge = plan(batches(*[0] * 64, rows=rows), ended=False)
     assert merge is not None
-    assert (len(merge.block_ids), merge.tier) == (64, FINAL)
-    merge = plan(blocks(*[0] * 63, rows=rows - 1), ended=False)
+    assert (len(merge.batch_ids), merge.tier) == (64, FINAL)
+    merge = plan(batches(*[0] * 63, rows=rows - 1), ended=False)
     assert merge is not None
-    assert (len(merge.block_ids), merge.tier) == (16, 1)
+    assert (len(merge.batch_ids), merge.tier) == (16, 1)
     # One that is larger than a block should be is final alone.
     monkeypatch.setattr(compaction, "MAX_CELLS", 1000)
-    merge = plan(blocks(0, 0, rows=10, names=1000), ended=False)
+    merge = plan(batches(0, 0, rows=10, names=1000), ended=False)
     assert merge is not None
-    assert (merge.block_ids, merge.tier) == ((0,), FINAL)
+    assert (merge.batch_ids, merge.tier) == ((0,), FINAL)
 
 
 async def tiers(job: Any) -> list[int]:
+    """Of the job's matrices in the order of recording; FINAL for blocks."""
     rows = await job.service.sql(
-        "SELECT tier FROM metric_blocks WHERE job_id = :job ORDER BY last_seq, id", job=job.id
+        "SELECT tier, last_seq, id FROM metric_batches WHERE job_id = :job "
+        "UNION ALL SELECT 100, last_seq, 0 FROM metric_blocks WHERE job_id = :job "
+        "ORDER BY last_seq, id",
+        job=job.id,
     )
     return [row.tier for row in rows]
 
@@ -133,10 +137,10 @@ class Held:
         self._join = compaction._join
         monkeypatch.setattr(compaction, "_join", self)
 
-    def __call__(self, blocks: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         self.inside.set()
         assert self.go_on.wait(60)
-        return self._join(blocks)
+        return self._join(*arguments)
 
 
 async def test_neither_a_sweep_nor_a_merge_makes_a_writer_wait(
@@ -149,20 +153,22 @@ async def test_neither_a_sweep_nor_a_merge_makes_a_writer_wait(
     for step in range(20):
         await job.send(helpers.metric(step, {"a": 2.0}))
     database = job.service.database
-    held = Held(monkeypatch)
+    merge = Held(monkeypatch)
     merging = asyncio.create_task(
         compaction.Compactor(database).merge_next(job.id, job.attempt, ended=False)
     )
-    async with asyncio.timeout(30):
-        await asyncio.to_thread(held.inside.wait)
-        async with database.transaction() as session:
-            # As the sweep does it, but not yet committed.
-            await session.execute(text("UPDATE metric_blocks SET data = NULL WHERE tier = 100"))
+    settings = MetricSettings(raw_days=1e-9)
+    async with asyncio.timeout(60):
+        assert await asyncio.to_thread(merge.inside.wait, 60)
+        async with held(job.service, "UPDATE", "metric_blocks") as inside:
+            sweeping = asyncio.create_task(sweep(database, settings))
+            await inside()
             await job.send(helpers.metric(20, {"a": 3.0, "new": 1.0}))
-            # And the sweep passes over what somebody else holds.
-            settings = MetricSettings(raw_days=1e-9, rollup_days=1e-9)
+            # And another sweep passes over what the first one holds.
             assert await sweep(database, settings) == 0
-        held.go_on.set()
+            assert not sweeping.done()
+        assert await sweeping == 1
+        merge.go_on.set()
         assert await merging
     assert (await tiers(job))[:3] == [FINAL, 1, 0]
     (series,) = (await job.get(name="a", attempt=2))["series"]
@@ -174,17 +180,17 @@ async def test_a_job_deleted_in_the_middle_of_a_merge_takes_all_along(
 ) -> None:
     for step in range(20):
         await job.send(helpers.metric(step, {"a": 2.0}))
-    held = Held(monkeypatch)
+    merge = Held(monkeypatch)
     compactor = compaction.Compactor(job.service.database)
     merging = asyncio.create_task(compactor.merge_next(job.id, job.attempt, ended=False))
     async with asyncio.timeout(30):
-        await asyncio.to_thread(held.inside.wait)
+        assert await asyncio.to_thread(merge.inside.wait, 60)
         deleting = asyncio.create_task(
             job.service.sql("DELETE FROM jobs WHERE id = :job", job=job.id)
         )
-        held.go_on.set()
+        merge.go_on.set()
         await asyncio.gather(merging, deleting, return_exceptions=True)
-    for table in ("layouts", "series", "blocks"):
+    for table in ("layouts", "series", "batches", "blocks"):
         assert await job.service.sql(f"SELECT 1 FROM metric_{table}") == []
     assert await job.service.sql("SELECT 1 FROM metric_rollups") == []
     assert not await compactor.merge_next(job.id, job.attempt, ended=True)
@@ -199,11 +205,16 @@ async def test_the_controller_keeps_house(job: Any, helpers: Any) -> None:
     assert await tiers(job) == [1, 1, *[0] * 8]
 
 
-async def test_the_room_of_merged_blocks_is_used_again(
+async def test_the_room_of_merged_batches_is_used_again_and_given_back(
     job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "MIN_VACUUM_BYTES", 100_000)
     compactor = compaction.Compactor(job.service.database)
+
+    async def size(table: str) -> int:
+        rows = await job.service.sql(f"SELECT pg_total_relation_size('{table}') AS size")
+        return int(rows[0].size)
+
     # Another's open transaction would keep the dead rows: there is none in this database.
     sizes = []
     step = 0
@@ -216,9 +227,21 @@ async def test_the_room_of_merged_blocks_is_used_again(
         assert await compactor.tick() is False
         assert await compactor.vacuum_if_due()
         assert not await compactor.vacuum_if_due()
-        (row,) = await job.service.sql("SELECT pg_total_relation_size('metric_blocks') AS size")
-        sizes.append(row.size)
+        sizes.append(await size("metric_batches"))
     # Each round adds its points once, though it wrote them twice.
     growth = (sizes[-1] - sizes[0]) / 3
-    (live,) = await job.service.sql("SELECT sum(octet_length(data)) AS size FROM metric_blocks")
+    (live,) = await job.service.sql("SELECT sum(octet_length(data)) AS size FROM metric_batches")
     assert growth < 1.6 * live.size / 4
+    # In the end nothing is left of what was rewritten, and what is kept has no room between.
+    await job.restart()
+    await job.compact()
+    monkeypatch.setattr(compaction, "REST_SECONDS", 0.0)
+    compactor._deleted_bytes = 1
+    assert await compactor.vacuum_if_due()
+    assert await size("metric_batches") < sizes[-1] / 4
+    kept = await size("metric_blocks") + await size("metric_rollups")
+    (live,) = await job.service.sql(
+        "SELECT (SELECT sum(octet_length(data)) FROM metric_blocks) "
+        "+ (SELECT sum(octet_length(data)) FROM metric_rollups) AS size"
+    )
+    assert kept < 1.2 * live.size + 200_000

@@ -353,7 +353,7 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
 
         async def _check_points(self) -> None:
             rows = await world.service.sql(
-                "SELECT job_id, attempt, sum(points) AS points FROM metric_blocks GROUP BY 1, 2"
+                "SELECT job_id, attempt, sum(points) AS points FROM metric_batches GROUP BY 1, 2"
             )
             stored = {(row.job_id, row.attempt): row.points for row in rows}
             sent = Counter[tuple[str, int]]()
