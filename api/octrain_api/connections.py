@@ -6,13 +6,49 @@ connection and its buffers for as long as it likes.
 
 import asyncio
 import json
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from octrain_api.problem_kinds import KINDS
 from octrain_api.settings import HttpSettings
+
+# The extension of a request's scope that is a `BodyOffer`.
+OFFER = "octrain.offer"
+
+
+class BodyOffer:
+    """Writes a part of an answer that has begun, past the application's coroutines.
+
+    A live stream that tells a thousand clients the same would else wake a thousand tasks, each
+    through every layer of the application, for one write of a few bytes each.
+    """
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        # Weakly: a scope that held its own request would be left to the garbage collector.
+        self._cycle = weakref.ref(cycle)
+
+    def __call__(self, body: bytes) -> bool:
+        """Whether the part was written: not where the client has not taken what came before, nor
+        where the answer has not begun, is over, or is not sent in chunks.
+        """
+        cycle = self._cycle()
+        if cycle is None or not cycle.response_started or not cycle.chunked_encoding:
+            return False
+        if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete:
+            return False
+        if cycle.transport.is_closing():
+            return False
+        cycle.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
 
 @dataclass(frozen=True)
@@ -89,6 +125,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes, self._body_from = 0, self.loop.time()
         self._timer = self.loop.call_later(self.settings.body_grace, self._check_body)
         super().on_headers_complete()
+        extensions: dict[Any, Any] = self.scope.setdefault("extensions", {})
+        extensions[OFFER] = BodyOffer(self.cycle)
 
     def on_body(self, body: bytes) -> None:
         """Bytes buy time."""

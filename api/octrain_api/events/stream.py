@@ -137,8 +137,7 @@ class OwnerFeed(Feed[EventPosition]):
             self.ring = events.join(self._owner)
             self.started.set()
             try:
-                while not self.ring.closed:
-                    await self.ring.wait()
+                await self.ring.wait_closed()
             finally:
                 events.leave(self._owner, self.ring)
 

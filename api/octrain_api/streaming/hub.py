@@ -3,9 +3,9 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from octrain_api.database import Database
 from octrain_api.listener import KEY_CHANNEL, JobListener
@@ -41,6 +41,7 @@ class Streams:
         self.open_streams = 0
         self._parts: dict[Hashable, _Running] = {}
         self._key_changes = 0
+        self._checks: dict[str, asyncio.Task[bool]] = {}
         listener.on_change(KEY_CHANNEL, lambda _: self._keys_changed())
 
     def admit(self) -> None:
@@ -72,6 +73,23 @@ class Streams:
         )
         permission = Permission(holds, lambda: self._key_changes)
         return StreamReader(self._counted(key, make), choice, after, pace, permission)
+
+    async def still_holds(
+        self, credential: str, read: Callable[[], Coroutine[Any, Any, bool]]
+    ) -> bool:
+        """What `read` says of a credential: read once for all who ask at the same time.
+
+        A thousand streams of one key would else read the database a thousand times at once.
+        """
+        check = self._checks.get(credential)
+        if check is None:
+            check = self._checks[credential] = asyncio.create_task(read())
+            check.add_done_callback(lambda done: self._checked(credential, done))
+        return await asyncio.shield(check)
+
+    def _checked(self, credential: str, check: asyncio.Task[bool]) -> None:
+        if self._checks.get(credential) is check:
+            del self._checks[credential]
 
     @contextlib.asynccontextmanager
     async def open(self, key: Hashable, make: Callable[[], Part]) -> AsyncIterator[Part]:
@@ -112,6 +130,8 @@ class Streams:
 
     def _keys_changed(self) -> None:
         self._key_changes += 1
+        # What is being read may be what was before.
+        self._checks.clear()
         for running in self._parts.values():
             running.part.wake()
 

@@ -66,13 +66,14 @@ async def _still_allowed(request: Request, context: ContextDep) -> Callable[[], 
     """Whether the key or session of this request still holds; asked while a stream is open."""
     session = getattr(request.state, "session", None)
     key = request.headers.get("authorization", "").partition(" ")[2].strip()
+    credential = session.token if isinstance(session, OpenSession) else key
 
-    async def ask() -> bool:
+    async def read() -> bool:
         if isinstance(session, OpenSession):
             return await context.sessions.of(session.token) is not None
         return await context.principals.of(key) is not None
 
-    return ask
+    return lambda: context.streams.still_holds(credential, read)
 
 
 StillAllowed = Annotated[Callable[[], Awaitable[bool]], Depends(_still_allowed)]

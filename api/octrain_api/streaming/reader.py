@@ -4,6 +4,9 @@ Nothing is queued for a reader. It takes what it has room for: from the database
 the feed's ring, from the ring afterwards. A reader that was up to date and has fallen out of the
 ring is told `gap`: the metrics of the gap are left out for it, so that it sees the present again;
 status, events and log lines are read from the database and told in full.
+
+A reader that has been told everything waits as a follower of the ring. What comes is then handed to
+its connection at once, without waking its task, if the connection has taken all that came before.
 """
 
 import asyncio
@@ -20,6 +23,11 @@ from octrain_api.streaming.feed import Feed
 from octrain_api.streaming.messages import RETRY, Choice, Kind, Position, encode, joined
 
 log = logging.getLogger("octrain_api.streaming")
+
+# Returns once the server has taken the bytes, which it does when the client has taken those before.
+Write = Callable[[bytes], Awaitable[None]]
+# The same at once, or not at all: whether the bytes were taken.
+Offer = Callable[[bytes], bool]
 
 # Bytes handed over at once. The server holds about as much again until the client takes it.
 _CHUNK = 128 << 10
@@ -68,15 +76,18 @@ class StreamReader(Generic[Position]):
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
+        self._clock = asyncio.get_running_loop().time
+        self._sent_at = 0.0
+        self._key_changes = permission.changes()
 
     def leave(self) -> None:
         """The client is gone."""
         self._gone = True
-        if hasattr(self, "_feed"):
-            self._feed.ring.wake()
+        self.wake()
 
-    async def run(self, write: Callable[[bytes], Awaitable[None]]) -> None:
+    async def run(self, write: Write, offer: Offer) -> None:
         """Write the stream, some messages at a time, to its end."""
+        self._offer = offer
         await write(RETRY)
         async with self._opening as self._feed:
             self._position, first = self._feed.enter(self._after)
@@ -93,26 +104,26 @@ class StreamReader(Generic[Position]):
                 if self._timer is not None:
                     self._timer.cancel()
 
-    async def _follow(self, write: Callable[[bytes], Awaitable[None]]) -> None:
-        clock = asyncio.get_running_loop().time
+    async def _follow(self, write: Write) -> None:
         ring = self._feed.ring
-        sent_at = checked_at = clock()
-        changes = self._permission.changes()
-        end_at = sent_at + self._pace.lifetime_of_one()
+        self._sent_at = self._clock()
+        # Streams that begin together are not checked together.
+        checked_at = self._sent_at - random.uniform(0, _CHECK)
+        end_at = self._sent_at + self._pace.lifetime_of_one()
         while not self._gone:
-            now = clock()
+            now = self._clock()
             if now >= end_at:
                 after = self._feed.identifier(self._position)
                 await write(encode("reconnect", {"after": after}))
                 return
-            if now - checked_at >= _CHECK or changes != self._permission.changes():
-                changes, checked_at = self._permission.changes(), now
+            if now - checked_at >= _CHECK or self._key_changes != self._permission.changes():
+                self._key_changes, checked_at = self._permission.changes(), now
                 if not await self._still_allowed():
                     return
             chunk = await self._next()
             if chunk:
                 await write(chunk)
-                sent_at = clock()
+                self._sent_at = self._clock()
             elif self._index == ring.next_index:
                 # From here to the wait nothing may be awaited: a change would be missed.
                 if ring.end is not None:
@@ -120,11 +131,11 @@ class StreamReader(Generic[Position]):
                     return
                 if ring.closed:
                     return
-                if now - sent_at >= self._pace.keep_alive:
+                if now - self._sent_at >= self._pace.keep_alive:
                     await write(self._keep_alive())
-                    sent_at = clock()
+                    self._sent_at = self._clock()
                 else:
-                    silent_until = sent_at + self._pace.keep_alive
+                    silent_until = self._sent_at + self._pace.keep_alive
                     await self._wait(min(silent_until, end_at, checked_at + _CHECK))
 
     async def _next(self) -> bytes:
@@ -171,26 +182,51 @@ class StreamReader(Generic[Position]):
         return chunk
 
     async def _wait(self, until: float) -> None:
-        """Return at a change of the ring, or when it is later than `until`.
+        """Return when there is something to do, or when it is later than `until`.
 
         The timer of an earlier wait is left to run: most waits end long before it.
         """
         loop = asyncio.get_running_loop()
-        waiter = self._waiter = self._feed.ring.wait()
+        waiter = self._waiter = loop.create_future()
         if self._timer is None or self._timer_at > until:
             if self._timer is not None:
                 self._timer.cancel()
             self._timer = loop.call_at(max(until, loop.time()), self._time_is_over)
             self._timer_at = until
+        ring = self._feed.ring
+        ring.follow(self)
         try:
             await waiter
         finally:
-            self._feed.ring.forget(waiter)
+            ring.forget(self)
+
+    def advance(self) -> None:
+        """Hand on what the ring has now, if nothing stands in the way; else wake the task."""
+        if self._waiter is None or self._waiter.done():
+            return
+        ring = self._feed.ring
+        assert self._index is not None
+        chunk = ring.chunk(self._index, self._choice, _CHUNK)
+        if chunk is None or chunk.after != ring.next_index or not self._hand_on(chunk.encoded):
+            self.wake()
+            return
+        self._index, self._position = chunk.after, chunk.reached
+        if chunk.encoded:
+            self._told, self._sent_at = chunk.reached, self._clock()
+
+    def _hand_on(self, encoded: bytes) -> bool:
+        if self._gone or self._key_changes != self._permission.changes():
+            return False
+        return not encoded or self._offer(encoded)
+
+    def wake(self) -> None:
+        """Let the task look at everything."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def _time_is_over(self) -> None:
         self._timer = None
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        self.wake()
 
     def _keep_alive(self) -> bytes:
         """A comment; with the position, if that has moved on over what was not chosen."""

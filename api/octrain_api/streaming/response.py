@@ -1,13 +1,14 @@
 """The answer that a live stream is sent with."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-Write = Callable[[bytes], Awaitable[None]]
+from octrain_api.connections import OFFER
+from octrain_api.streaming.reader import Offer, Write
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -21,14 +22,14 @@ class EventStreamResponse(Response):
 
     `run` is handed a function that returns when the server has taken what was written, which it
     does once the connection has taken what came before: a client that does not read holds up its
-    own stream alone.
+    own stream alone. It is handed another that writes at once if nothing stands in the way.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        run: Callable[[Write], Coroutine[Any, Any, None]],
+        run: Callable[[Write, Offer], Coroutine[Any, Any, None]],
         leave: Callable[[], None],
         status_code: int = 200,
         headers: Mapping[str, str] = HEADERS,
@@ -49,7 +50,8 @@ class EventStreamResponse(Response):
 
         # In tasks of their own: the application around this endpoint is dozens of coroutines deep,
         # and each wake-up would pass through all of them.
-        running = asyncio.create_task(self._run(write))
+        offer = scope.get("extensions", {}).get(OFFER, _takes_nothing)
+        running = asyncio.create_task(self._run(write, offer))
         watcher = asyncio.create_task(self._watch(receive))
         try:
             await running
@@ -62,3 +64,8 @@ class EventStreamResponse(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._leave()
+
+
+def _takes_nothing(body: bytes) -> bool:
+    """The offer where the server has none."""
+    return False

@@ -1,15 +1,28 @@
 """The newest messages of one stream, shared by all its readers.
 
 Readers keep only their place in it, so a slow one costs no memory: when its place has left the ring
-it reads on from the database.
+it reads on from the database. Those that have been told everything are told of what comes in one
+pass, at once (`Follower`): a thousand of them cost no thousand wake-ups.
 """
 
 import asyncio
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Generic, NamedTuple
+from typing import Generic, NamedTuple, Protocol
 
 from octrain_api.streaming.messages import Choice, Message, Position, joined
+
+
+class Follower(Protocol):
+    """Who waits for what comes next. Neither method may change who follows."""
+
+    def advance(self) -> None:
+        """There is more."""
+        ...
+
+    def wake(self) -> None:
+        """Something else is not as it was."""
+        ...
 
 
 class Chunk(NamedTuple, Generic[Position]):
@@ -34,14 +47,13 @@ class Ring(Generic[Position]):
         self.head = start
         # What every reader is told last, once it has been told everything else.
         self.end: bytes | None = None
-        # No more will come, and nobody is told why: the job is gone, or the process closes.
-        self.closed = False
+        self._closed = asyncio.Event()
         self._max_messages = max_messages
         self._max_bytes = max_bytes
         self._messages: list[Message[Position]] = []
         self._first = 0
         self._bytes = 0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._followers: set[Follower] = set()
         self._chunks: dict[tuple[int, Choice], Chunk[Position]] = {}
 
     @property
@@ -49,8 +61,17 @@ class Ring(Generic[Position]):
         """The index that the next message will have."""
         return self._first + len(self._messages)
 
+    @property
+    def closed(self) -> bool:
+        """No more will come, and nobody is told why: the job is gone, or the process closes."""
+        return self._closed.is_set()
+
+    async def wait_closed(self) -> None:
+        """Return when it is closed."""
+        await self._closed.wait()
+
     def append(self, messages: Sequence[Message[Position]], head: Position) -> None:
-        """Add messages, which reach up to `head`, and wake the readers."""
+        """Add messages, which reach up to `head`, and tell the followers."""
         self.head = head
         self._chunks.clear()
         self._messages += messages
@@ -59,12 +80,14 @@ class Ring(Generic[Position]):
             len(self._messages) > self._max_messages or self._bytes > self._max_bytes
         ):
             self._drop(max(len(self._messages) // 4, 1))
-        self.wake()
+        for follower in self._followers:
+            follower.advance()
 
     def finish(self, end: bytes | None) -> None:
         """Nothing comes any more; `end` is what readers are told then."""
         self.end = end
-        self.closed = end is None
+        if end is None:
+            self._closed.set()
         self.wake()
 
     def index_after(self, position: Position) -> int:
@@ -103,22 +126,18 @@ class Ring(Generic[Position]):
             found = self._chunks[key] = Chunk(joined(messages, choice), after, reached)
         return found
 
-    def wait(self) -> asyncio.Future[None]:
-        """What is done at the next change."""
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.add(waiter)
-        return waiter
+    def follow(self, follower: Follower) -> None:
+        """Tell it of what comes, until it is forgotten."""
+        self._followers.add(follower)
 
-    def forget(self, waiter: asyncio.Future[None]) -> None:
-        """Nobody waits for it any more."""
-        self._waiting.discard(waiter)
+    def forget(self, follower: Follower) -> None:
+        """It is not to be told any more."""
+        self._followers.discard(follower)
 
     def wake(self) -> None:
-        """Let every waiting reader look again."""
-        waiting, self._waiting = self._waiting, set()
-        for waiter in waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        """Let every follower look again."""
+        for follower in self._followers:
+            follower.wake()
 
     def _drop(self, count: int) -> None:
         gone = self._messages[:count]
