@@ -182,3 +182,40 @@ def test_axe_finds_nothing_serious(service: Any, browser: Any, scheme: str, size
     finally:
         context.close()
     assert {path: list_ for path, list_ in found.items() if list_} == {}
+
+
+def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
+    """What the pages show is what the service tells of the same jobs."""
+    common = {"training": {"steps": 6}, "telemetry": {"fp8_every_steps": 1}}
+    recipes = {
+        "seen-fp8": {"engine": "emulated", "amax_history_len": 4},
+        "seen-bf16": {"engine": "amp", "dtype": "bf16"},
+    }
+    jobs = [service.submit(name, recipe=recipe, **common) for name, recipe in recipes.items()]
+    for job in jobs:
+        service.end(job)
+    fp8 = jobs[0]
+    sign_in(page, service.stack.url, service.stack.api_key, f"/jobs/{fp8.id}?tab=fp8")
+
+    # Every layer with its fate, as the conversion report has it.
+    report = service.http.get(f"/v1/jobs/{fp8.id}/conversion").json()["rows"]
+    layers = page.get_by_role("region", name="Layers", exact=True).locator("tbody tr")
+    layers.first.wait_for()
+    assert layers.count() == len(report)
+    kept = [row["name"] for row in report if row["reason"] is not None]
+    page.get_by_role("button", name=f"Kept {len(kept)}", exact=True).click()
+    shown = [row.locator("td").first.inner_text() for row in layers.all()]
+    assert sorted(shown) == sorted(kept)
+
+    # The heatmap is drawn, and the like job in BF16 is found.
+    page.locator(".heatmap canvas").first.wait_for()
+    page.get_by_text("Speed against BF16").wait_for()
+    page.get_by_role("link", name="Compare the two").click()
+    page.get_by_role("heading", level=1, name="Compare").wait_for()
+    figures = page.get_by_role("region", name="Figures of the jobs").locator("tbody tr")
+    figures.first.wait_for()
+    assert figures.count() == 2
+    differences = page.get_by_role("region", name="Differences of the specs")
+    fields = [row.locator("td").first.inner_text() for row in differences.locator("tbody tr").all()]
+    assert {"recipe.engine", "recipe.amax_history_len", "recipe.dtype"} <= set(fields)
+    assert not any(field.startswith(("training", "model", "data")) for field in fields)
