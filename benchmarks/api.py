@@ -210,7 +210,7 @@ async def _load(arguments: argparse.Namespace) -> dict[str, float]:
 
 async def _load_pages(host: str, port: int, key: str, jobs: int) -> dict[str, float]:
     reader, writer = await asyncio.open_connection(host, port)
-    head = f"Host: x\r\nAuthorization: Bearer {key}\r\n\r\n"
+    head = f"Host: localhost\r\nAuthorization: Bearer {key}\r\n\r\n"
 
     async def page(query: str) -> tuple[dict[str, Any], int, float]:
         request = f"GET /v1/jobs?limit=100{query} HTTP/1.1\r\n{head}".encode()
@@ -255,7 +255,7 @@ def _request(kind: str, key: str, name: str) -> bytes:
     else:
         body = json.dumps({**EXAMPLE_SPEC, "name": name})
         path = "/v1/jobs" if kind == "octrain" else "/rows"
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     if kind == "octrain":
         head += f"Authorization: Bearer {key}\r\nIdempotency-Key: {name}\r\n"
     return f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}".encode()
@@ -330,7 +330,7 @@ def _await_answer(address: str, process: subprocess.Popen[bytes]) -> None:
     while time.monotonic() < deadline and process.poll() is None:
         try:
             with socket.create_connection((host, int(port)), timeout=5) as connection:
-                connection.sendall(b"GET /health HTTP/1.0\r\nHost: x\r\n\r\n")
+                connection.sendall(b"GET /health HTTP/1.0\r\nHost: localhost\r\n\r\n")
                 if b" 200 " in connection.recv(100):
                     return
         except OSError:
