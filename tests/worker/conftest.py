@@ -117,7 +117,8 @@ class ApiServer:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.active: list[str] = []
         self.samples: list[dict[str, Any]] = []
-        # What node heartbeats are answered with: unclaimed attempts, files to remove.
+        # What node heartbeats are answered with: run or drain, unclaimed attempts, files to remove.
+        self.node_wanted = "run"
         self.placed: list[str] = []
         self.leftovers: dict[str, dict[str, Any]] = {}
         self.away = False
@@ -203,7 +204,7 @@ class ApiServer:
             self.leftovers.pop(gone, None)
         unclaimed = [one for one in self.placed if self.attempts[one].supervisor is None]
         return {
-            "wanted": "run",
+            "wanted": self.node_wanted,
             "placed": [{"attempt_id": one, "job_id": "job_1", "attempt": 1} for one in unclaimed],
             "leftovers": list(self.leftovers.values()),
         }

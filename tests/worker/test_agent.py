@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -103,6 +104,27 @@ def test_samples_of_the_node_reach_the_api_and_its_job(
     assert len(set(names)) == len(names)
     job.wanted = "cancel"
     until(lambda: job.finished, "the end of the job", 30)
+
+
+def test_a_node_that_drains_no_more_keeps_a_spare_again(
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    node = start_node()
+
+    def spares() -> list[int]:
+        found = []
+        for one in descendants(node.pid):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+                found += [one.pid] if b"--idle" in command and alive(one.pid) else []
+        return found
+
+    (first,) = until(spares, "a spare", 60)
+    workplace.api.node_wanted = "drain"
+    until(lambda: not spares(), "no spare while it drains", 60)
+    workplace.api.node_wanted = "run"
+    (second,) = until(spares, "a spare again", 60)
+    assert second != first
 
 
 def test_runs_jobs_is_adopted_after_sigkill_and_shuts_down(

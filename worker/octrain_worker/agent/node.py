@@ -227,10 +227,14 @@ class Node:
                 if error.status == 404:
                     self._register_again()
                 continue
-            if answer.wanted == "drain" and not draining:
-                logger.info("the node drains: it is given no more jobs")
-                self._supervisors.stop_keeping_spare()
-            draining = answer.wanted == "drain"
+            if (answer.wanted == "drain") != draining:
+                draining = not draining
+                logger.info(
+                    "the node drains: it is given no more jobs"
+                    if draining
+                    else "the node drains no more"
+                )
+                self._supervisors.keep_spare(not draining)
             remover.told(removed)
             remover.take(answer.leftovers)
             self._start_missed(answer.placed)

@@ -75,6 +75,7 @@ class Supervisors:
         self._idle: subprocess.Popen[bytes] | None = None
         self._idle_not_before = 0.0
         self._keep_idle = settings.node.spare_trainer
+        self._shutting_down = False
         settings.attempts_folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         shutil.rmtree(settings.spares_folder, ignore_errors=True)
 
@@ -140,11 +141,15 @@ class Supervisors:
                     self._succeed(attempt_id)
             self._look_after_idle(now)
 
-    def stop_keeping_spare(self) -> None:
-        """The node drains: no job will come."""
+    def keep_spare(self, wanted: bool) -> None:
+        """Whether jobs may come: a node that drains keeps no spare, one that drains no more does
+        again, unless its settings or its shutdown say otherwise."""
         with self._lock:
-            self._keep_idle = False
-            self._drop_idle()
+            self._keep_idle = (
+                wanted and self._settings.node.spare_trainer and not self._shutting_down
+            )
+            if not self._keep_idle:
+                self._drop_idle()
 
     def shut_down(self, seconds: float, hurry: threading.Event) -> None:
         """Asks every supervisor to save, stop and report, and returns when none lives.
@@ -153,8 +158,8 @@ class Supervisors:
         not report waits in their folders for the next start of this node.
         """
         with self._lock:
-            self._keep_idle = False
-            self._drop_idle()
+            self._shutting_down = True
+            self.keep_spare(False)
             handles = list(self._handles.values())
         for handle in handles:
             self._note_shutdown(handle)
