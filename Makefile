@@ -1,5 +1,5 @@
 # make demo      the whole service once, on this machine
-# make test      lint, types, import rules and the tests (under 12 minutes on 2 cores)
+# make test      lint, types, import rules, the dashboard's checks and the quick tests
 # make test-all  the slow tests too
 # make dashboard  build the dashboard into dashboard/dist, where something has changed
 # make chaos     ten minutes of random faults at the whole service: SEED=1 DURATION=600 JOBS=50
