@@ -209,6 +209,7 @@ def _environment(url: str, redis_url: str, folder: str) -> dict[str, str]:
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "DATABASE_URL": url,
+        "OCTRAIN_RATE_LIMIT_READ": "0",  # it asks faster than any client may
         "REDIS_URL": redis_url,
         "OCTRAIN_ARTIFACT_URL": Path(folder).as_uri(),
     }
