@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import sys
+from typing import TextIO
 
 from octrain_api.observability.logs import configure
 from octrain_api.settings import Settings
@@ -23,6 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     create = commands.add_parser("create-key", help="make an API key and print it as JSON")
     create.add_argument("--name", required=True)
     create.add_argument("--owner", required=True)
+    create.add_argument("--migrate", action="store_true", help="as the command does, first")
     create.add_argument("--scopes", required=True, help=f"of {', '.join(SCOPES)}; by commas")
     token = commands.add_parser(
         "create-node-token", help="make a one-time token with which a node enrols; JSON"
@@ -49,6 +51,8 @@ def main(arguments: list[str] | None = None) -> int:
         case "create-node-token":
             return _create_token(settings, options.owner, options.node, options.expires_in)
         case _:
+            if options.migrate:
+                _migrate(settings, sys.stderr)
             return _create_key(settings, options.name, options.owner, options.scopes)
 
 
@@ -72,11 +76,11 @@ def _controller(settings: Settings) -> int:
     return 0
 
 
-def _migrate(settings: Settings) -> int:
+def _migrate(settings: Settings, output: TextIO | None = None) -> int:
     from octrain_api.migrate import head_revision, migrate
 
     migrate(settings.database)
-    print(f"the database is at schema {head_revision()}")
+    print(f"the database is at schema {head_revision()}", file=output)
     return 0
 
 

@@ -16,7 +16,6 @@ from octrain.local.errors import DataFolderInUse, LocalStackError
 from octrain.local.processes import ManagedProcess, spawn, tail
 
 MIGRATION_SECONDS = 600.0
-KEY_SECONDS = 60.0
 USER_SCOPES = "jobs:read,jobs:write,admin"
 
 
@@ -50,22 +49,30 @@ def migrate(environment: Mapping[str, str], log: Path) -> None:
         raise LocalStackError(f"The database could not be migrated:\n{process.log_tail()}")
 
 
-def create_first_key(environment: Mapping[str, str], log: Path) -> str:
-    """A key for the person at this machine, straight in the database. Errors: LocalStackError."""
-    arguments = ("create-key", "--name", "local", "--owner", "local", "--scopes", USER_SCOPES)
+def begin_first_key(environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Begins to bring the database to this version's schema and to make a key in it, for the
+    person at this machine; ``finish_first_key`` has the key. Errors: LocalStackError.
+    """
+    arguments = ("create-key", "--migrate", "--name", "local", "--owner", "local")
     with log.open("ab") as file:
-        process = spawn(
-            module("octrain_api", *arguments),
+        return spawn(
+            module("octrain_api", *arguments, "--scopes", USER_SCOPES),
             output=file.fileno(),
             answer=subprocess.PIPE,
             env=environment,
         )
-        try:
-            output, _ = process.communicate(timeout=KEY_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, _ = process.communicate()
+
+
+def finish_first_key(process: subprocess.Popen[bytes], log: Path) -> str:
+    """The key that ``begin_first_key`` makes. Errors: LocalStackError."""
+    try:
+        output, _ = process.communicate(timeout=MIGRATION_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
     with contextlib.suppress(ValueError, KeyError, IndexError):
         if process.returncode == 0:
             return str(json.loads(output.decode().strip().splitlines()[-1])["key"])
-    raise LocalStackError(f"The first API key could not be made:\n{tail(log)}")
+    raise LocalStackError(
+        f"The database could not be migrated, or the first API key not be made:\n{tail(log)}"
+    )

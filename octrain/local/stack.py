@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import threading
 import time
 import urllib.error
@@ -21,7 +22,7 @@ from types import TracebackType
 
 from octrain.client import Client, OctrainError
 from octrain.local.accounts import choose_account
-from octrain.local.bootstrap import create_first_key, lock_folder, migrate
+from octrain.local.bootstrap import begin_first_key, finish_first_key, lock_folder, migrate
 from octrain.local.commands import base_environment, module, require_servers
 from octrain.local.errors import LocalStackError
 from octrain.local.leftovers import end_leftovers
@@ -131,17 +132,16 @@ class LocalStack:
             self._start_databases()
             self._settle_port()
             known = self._keys_are_known()
-            if not known:
-                self._migrate()
+            first_key = None if known else self._begin_first_key()
+            # Its imports take longer than the migration. Should it look at the schema before that
+            # is over, it ends, and is started again like one that meets an older schema.
             self._start_process("api", self._api_command(), self._server_environment())
-            if known:
+            if first_key is None:
                 # Those that have keys need not wait for the API.
                 self._start_workers(self.state.api.node_keys)
             else:
                 self.state.api.node_keys = {}
-                self.state.api.key = create_first_key(
-                    self._server_environment(), self.logs / "migrate.log"
-                )
+                self.state.api.key = finish_first_key(first_key, self.logs / "migrate.log")
                 self.created_key = True
             self._await_api()
             self._start_workers()
@@ -220,6 +220,9 @@ class LocalStack:
             self._processes["postgres"] = self.postgres.process
             kept.port = self.postgres.port
         self.state.save(self.data_dir)
+
+    def _begin_first_key(self) -> subprocess.Popen[bytes]:
+        return begin_first_key(self._server_environment(), self.logs / "migrate.log")
 
     def _migrate(self) -> None:
         migrate(self._server_environment(), self.logs / "migrate.log")
