@@ -47,6 +47,7 @@ from octrain_api.sessions.endpoints import router as sessions
 from octrain_api.sessions.holders import SessionHolders
 from octrain_api.settings import Settings
 from octrain_api.streaming.hub import Streams
+from octrain_api.tasks import end_tasks
 from octrain_api.usage.endpoints import router as usage
 from octrain_api.webhooks.endpoints import router as webhooks
 
@@ -106,9 +107,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             yield
         finally:
             listener.close()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
             await asyncio.to_thread(tracing.close)
             await database.close()
 

@@ -24,6 +24,7 @@ from octrain_api.migrate import check_schema
 from octrain_api.observability.tracing import Tracing, make_tracing
 from octrain_api.plans.repository import PlanRepository
 from octrain_api.settings import Settings
+from octrain_api.tasks import end_tasks
 
 log = logging.getLogger("octrain_api.controller")
 
@@ -94,9 +95,7 @@ async def _lead(
             await _watch(connection, loops, tasks, stop, settings.controller.tick)
         finally:
             # A loop ends between two transactions, or rolls back the one it is in.
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_tasks(tasks)
 
 
 async def _watch(
