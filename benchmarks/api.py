@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+from servers import running, serve_bare
 
 from fp8core.spec import parse_spec
 from octrain.local.servers import LocalServers
@@ -99,9 +100,9 @@ def _post(servers: LocalServers, arguments: argparse.Namespace, folder: str) -> 
         connection.execute("CREATE TABLE bare (id text PRIMARY KEY, spec jsonb, at timestamptz)")
     seen: dict[str, list[dict[str, float]]] = {"bare": [], "octrain": [], "mlflow": []}
     for _ in range(arguments.rounds):
-        with _server([sys.executable, __file__, "--bare"], environment) as address:
+        with running([sys.executable, __file__, "--bare"], environment) as address:
             seen["bare"].append(_loaded(arguments, address, "bare", key))
-        with _server(_SERVE, environment) as address:
+        with running(_SERVE, environment) as address:
             seen["octrain"].append(_loaded(arguments, address, "octrain", key))
         if arguments.mlflow_python:
             with _mlflow(servers, arguments.mlflow_python, folder) as address:
@@ -132,7 +133,7 @@ def _page(servers: LocalServers, arguments: argparse.Namespace, folder: str) -> 
         connection.execute(_JOBS, {"jobs": arguments.jobs, "spec": spec})
         connection.execute(_ATTEMPTS)
         connection.execute("VACUUM ANALYZE")
-    with _server(_SERVE, environment) as address:
+    with running(_SERVE, environment) as address:
         found = _loaded(arguments, address, "page", key)
     print(
         f"page of 100 of {arguments.jobs} jobs    p50 {found['p50']:.2f} ms, "
@@ -277,7 +278,6 @@ async def _ask(
 
 
 def _serve_bare() -> None:
-    import uvicorn
     from fastapi import FastAPI
     from psycopg.types.json import Jsonb
     from psycopg_pool import AsyncConnectionPool
@@ -300,11 +300,7 @@ def _serve_bare() -> None:
             )
         return {"id": identifier}
 
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
-    print(f"running on http://127.0.0.1:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
-    config = uvicorn.Config(app, access_log=False, log_config=None, http="httptools", loop="uvloop")
-    uvicorn.Server(config).run([listening])
+    serve_bare(app)
 
 
 @contextmanager
@@ -343,22 +339,6 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-@contextmanager
-def _server(command: list[str], environment: dict[str, str]) -> Iterator[str]:
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "running on http://" in line:
-                yield line.split("http://")[1].split()[0]
-                break
-        else:
-            raise RuntimeError(f"{command} did not start")
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
 
 
 def _arguments() -> argparse.Namespace:

@@ -16,17 +16,15 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+from servers import running, serve_bare
 
 from octrain.local.servers import LocalServers
 from octrain_api.migrate import migrate
@@ -46,7 +44,7 @@ FROM generate_series(1, %(jobs)s) AS n
 def main() -> None:
     arguments = _arguments()
     if arguments.bare:
-        _serve_bare(arguments.bare)
+        _serve_bare()
         return
     if arguments.load:
         print(json.dumps(asyncio.run(_load(arguments))))
@@ -78,10 +76,10 @@ def _measure(arguments: argparse.Namespace, environment: dict[str, str], key: st
     rates: dict[str, list[float]] = {"bare": [], "unchanged": [], "read": []}
     service = [sys.executable, "-m", "octrain_api", "serve", "--port", "0"]
     for _ in range(arguments.rounds):
-        with _server([sys.executable, __file__, "--bare", "0"], environment) as address:
+        with running([sys.executable, __file__, "--bare"], environment) as address:
             bare = _loaded(arguments, address, "bare", key)
         rates["bare"].append(bare)
-        with _server(service, environment) as address:
+        with running(service, environment) as address:
             for kind in ("unchanged", "read"):
                 rate = _loaded(arguments, address, kind, key)
                 rates[kind].append(rate)
@@ -154,8 +152,7 @@ async def _load(arguments: argparse.Namespace) -> dict[str, float]:
     return {"rate": sum(counts) / (time.monotonic() - began)}
 
 
-def _serve_bare(port: str) -> None:
-    import uvicorn
+def _serve_bare() -> None:
     from fastapi import FastAPI
     from psycopg.rows import dict_row
     from psycopg_pool import AsyncConnectionPool
@@ -180,27 +177,7 @@ def _serve_bare(port: str) -> None:
         assert found is not None
         return found
 
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", int(port)))
-    print(f"running on http://127.0.0.1:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
-    config = uvicorn.Config(app, access_log=False, log_config=None, http="httptools", loop="uvloop")
-    uvicorn.Server(config).run([listening])
-
-
-@contextmanager
-def _server(command: list[str], environment: dict[str, str]) -> Iterator[str]:
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "running on http://" in line:
-                yield line.split("http://")[1].split()[0]
-                break
-        else:
-            raise RuntimeError(f"{command} did not start")
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    serve_bare(app)
 
 
 def _environment(url: str, redis_url: str, folder: str) -> dict[str, str]:
@@ -221,7 +198,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1000)
-    parser.add_argument("--bare", help=argparse.SUPPRESS)
+    parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--load", help=argparse.SUPPRESS)
     return parser.parse_args()
 

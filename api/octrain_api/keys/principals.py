@@ -5,11 +5,14 @@ others when they hear of it (milliseconds), and at the latest after 2 seconds (s
 `JobListener.is_current`); one that expires, or that somebody revokes by SQL, after `_SECONDS`.
 """
 
+from sqlalchemy.ext.asyncio import AsyncSession
+
 from octrain_api.caching import Cache
 from octrain_api.database import Database
 from octrain_api.keys.principal import Principal, hash_key
 from octrain_api.keys.repository import KeyRepository
 from octrain_api.listener import KEY_CHANNEL, JobListener
+from octrain_api.models import ApiKey
 
 _SECONDS = 5.0
 _SIZE = 10_000
@@ -38,7 +41,7 @@ class Principals:
             return found
         with self._known.reading(hashed) as reading:
             async with self._database.session() as session:
-                row = await KeyRepository(session).find_active(hashed)
+                row = await self._find(session, hashed)
             if row is None:
                 return None
             found = Principal(
@@ -49,3 +52,6 @@ class Principals:
             )
             reading.keep(found)
         return found
+
+    async def _find(self, session: AsyncSession, hashed: str) -> ApiKey | None:
+        return await KeyRepository(session).find_active(hashed)
