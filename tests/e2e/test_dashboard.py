@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.browser import (
     AXE,
     SIZES,
+    lacking,
     launched,
     require_browser,
     settled,
@@ -155,7 +156,7 @@ PATHS = ("/jobs", "/jobs/new", "/nodes", "/keys", "/webhooks", "/usage", "/compa
 @pytest.mark.parametrize(("scheme", "size"), [("light", "wide"), ("dark", "narrow")])
 def test_axe_finds_nothing_serious(service: Any, browser: Any, scheme: str, size: str) -> None:
     if not AXE.is_file():
-        pytest.skip("axe-core is not installed: make dashboard")
+        lacking("axe-core is not installed: make dashboard")
     job = service.submit("for-axe", training={"steps": 3})
     service.end(job)
     width, height = SIZES[size]
