@@ -22,7 +22,7 @@ from fp8core.engines.protocol import (
     Availability,
     NormDescription,
 )
-from fp8core.engines.te_health import HealthRecorder
+from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.engines.te_modules import make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear
 from fp8core.engines.te_recompute import FirstRun, Recomputation
@@ -90,7 +90,7 @@ class TransformerEngine:
         self._te_recipe = _te_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
         self._linears: dict[str, Any] = {}
-        self._health = HealthRecorder(self._scales)
+        self._health = HealthRecorder(self._scales, cast_rules(recipe))
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None
@@ -267,16 +267,16 @@ class TransformerEngine:
         return {}
 
     def record_health(self, enabled: bool) -> None:
-        self._health.record(enabled, self._linears, hybrid=_is_hybrid(self.recipe))
+        self._health.record(enabled, self._linears)
 
     def health(self) -> dict[str, float]:
         return self.health_later()()
 
     def health_later(self) -> Callable[[], dict[str, float]]:
-        names, gathered = self._health.gathered()
-        if gathered is None:
+        read_figures = self._health.read_later()
+        if read_figures is None:
             return dict
-        tensors, counted = [gathered], list[str]()
+        tensors, counted = list[Tensor](), list[str]()
         for direction, columns in (("forward", FORWARD_COLUMNS), ("backward", BACKWARD_COLUMNS)):
             found, counts = infinities(dict(self._states(direction)), columns)
             if counts is not None:
@@ -285,10 +285,9 @@ class TransformerEngine:
         landing = Landing(tensors)
 
         def read() -> dict[str, float]:
-            values, *counts = [tensor.tolist() for tensor in landing.wait()]
-            figures = dict(zip(names, values, strict=True))
-            infinite = zip(counted, [count for row in counts for count in row], strict=True)
-            return figures | {name: float(count) for name, count in infinite if count}
+            counts = [count for row in landing.wait() for count in row.tolist()]
+            infinite = {n: float(c) for n, c in zip(counted, counts, strict=True) if c}
+            return read_figures() | infinite
 
         return read
 
@@ -345,10 +344,6 @@ class TransformerEngine:
         with torch.no_grad(), self._te.autocast(enabled=True, recipe=self._te_recipe):
             for layer in bare:
                 layer.init_fp8_metadata(num_gemms=1)
-
-
-def _is_hybrid(recipe: Any) -> bool:
-    return getattr(recipe, "fp8_format", "E4M3") == "HYBRID"
 
 
 def _te_recipe(recipe: Any) -> Any:

@@ -1,0 +1,73 @@
+"""Tensors, rules and what they must count: shared by the CPU's test and the GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8core.engines.cast_figures import CastRule, ScaleFrom
+
+FORMATS = ("e4m3", "e5m2")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tensor, how it is cast, and the scale it is given."""
+
+    label: str
+    tensor: Tensor
+    rule: CastRule
+    scale: Tensor | None
+
+
+def cases(device: str = "cpu") -> Iterator[Case]:
+    """Shapes whole and broken, values of many sizes with zeros, every source of scales."""
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((256, 384), (1, 16), (130, 200), (3, 5, 144), (7,), (300, 1)):
+        wide = torch.randn(shape, generator=generator).exp2() * torch.randn(
+            shape, generator=generator
+        )
+        spread = wide * torch.exp2(torch.randint(-20, 12, shape, generator=generator).float())
+        spread[spread.abs() < 1e-6] = 0.0
+        for dtype in (torch.bfloat16, torch.float32, torch.float16):
+            tensor = spread.to(dtype).to(device)
+            for fp8_format in FORMATS:
+                for source in ScaleFrom:
+                    for power in (False, True):
+                        rule = CastRule.of(fp8_format, source, power_of_two=power)
+                        given = torch.tensor(0.75, device=device)
+                        scale = given if source is ScaleFrom.GIVEN else None
+                        label = f"{shape} {dtype} {fp8_format} {source.name} {power}"
+                        yield Case(label, tensor, rule, scale)
+
+
+def by_hand(case: Case) -> tuple[float, float, int, int]:
+    """Amax, scale, saturated, underflow: block by block in float64, from the definitions."""
+    columns = case.tensor.shape[-1]
+    values = case.tensor.detach().cpu().float().reshape(-1, columns)
+    heights = {ScaleFrom.ROW_BLOCKS: 1, ScaleFrom.TILES: 128}
+    height = heights.get(case.rule.scale_from, values.shape[0])
+    width = 128 if case.rule.scale_from in heights else columns
+    least, saturated, underflow = float("inf"), 0, 0
+    for top in range(0, values.shape[0], height):
+        for left in range(0, columns, width):
+            block = values[top : top + height, left : left + width].abs()
+            scale = case.scale.cpu() if case.scale is not None else made(block.max(), case.rule)
+            least = min(least, float(scale))
+            scaled = block * scale
+            # A scale made from the block leaves nothing beyond the format, but for a rounding.
+            saturated += int((scaled > case.rule.largest).sum()) if case.scale is not None else 0
+            underflow += int(((block > 0) & (scaled <= case.rule.vanishing)).sum())
+    return float(values.abs().max()), least, saturated, underflow
+
+
+def made(amax: Tensor, rule: CastRule) -> Tensor:
+    if amax == 0:
+        return torch.tensor(1.0)
+    scale = torch.tensor(rule.largest) / amax
+    if rule.power_of_two:
+        scale = torch.exp2(torch.floor(torch.log2(scale.double()))).float()
+    return scale
