@@ -1,13 +1,18 @@
-"""Fixtures that every test may use: a real Postgres and a real Valkey, one of each per process."""
+"""Fixtures that every test may use: a real Postgres and a real Valkey, and the whole service, each
+once per process."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
 
+from octrain.local.processes import become_subreaper
 from octrain.local.servers import LocalServers
+from octrain.local.stack import LocalStack
+from tests.running_service import Service, corpus
 
 _numbers = itertools.count(1)
 
@@ -39,3 +44,44 @@ def fresh_postgres_url(database_server: LocalServers) -> str:
 def redis_url(database_server: LocalServers) -> str:
     """redis://… of this process's Valkey, database 0."""
     return database_server.redis_url
+
+
+StartService = Callable[..., Service]
+
+
+@pytest.fixture(scope="session")
+def start_service(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[StartService]:
+    """Starts a stack of its own, to be used for one module; all end with the session."""
+    started: list[Service] = []
+    become_subreaper()
+
+    def start(name: str, environment: Mapping[str, str], **arguments: Any) -> Service:
+        folder = tmp_path_factory.mktemp(name)
+        root = corpus(folder / "root")
+        stack = LocalStack(
+            folder / "data", roots=[root], environment=dict(environment), **arguments
+        )
+        stack.start()
+        service = Service(stack, root)
+        started.append(service)
+        assert stack.wait_for_nodes(), service.tails()
+        return service
+
+    yield start
+    for service in started:
+        service.close()
+        service.stack.stop()
+
+
+@pytest.fixture(scope="session")
+def service(start_service: StartService) -> Service:
+    """The stack that most tests share: one node of two CPU slots, a spare trainer kept ready."""
+    environment = {
+        "OCTRAIN_WORKER_CPU_SLOTS": "2",
+        "OCTRAIN_WORKER_SPARE_DELAY_SECONDS": "0.5",
+        "OCTRAIN_CONTROLLER_HEARTBEAT_INTERVAL": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    return start_service("service", environment)

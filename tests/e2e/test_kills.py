@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 
 import pytest
 
@@ -99,39 +98,6 @@ def test_the_trainer_while_the_controller_is_dead(service):
     service.stack.restart("controller")
     service.end(job)
     trained_once(job, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("away", [pytest.param(20, id="20-s"), pytest.param(60, id="60-s")])
-def test_the_api(service, away):
-    """Training goes on without it, and what was not heard meanwhile is told afterwards."""
-    steps = 100_000
-    job = service.submit("api-killed", training={"steps": steps})
-    service.step(job, 20)
-    trainer = service.trainer(job)
-    process = service.stack.process("api")
-    kill(process.pid)
-    gone = time.monotonic()
-    reached = [service.local_step(job)]
-
-    def trains_on() -> bool:
-        if not process.running and service.local_step(job) > reached[-1]:
-            reached.append(service.local_step(job))
-        return time.monotonic() - gone > away and len(reached) > 10
-
-    service.until(trains_on, "training goes on without the API", away + 60)
-    service.stack.restart("api")
-    service.until(service.stack.is_ready, "the API answers again", 30)
-    service.until(lambda: job.refresh().data.progress.step > reached[-1], "it is told the rest")
-    assert is_alive(trainer)
-    assert job.status == "running"
-    assert [attempt.number for attempt in job.data.attempts] == [1]
-    job.cancel()
-    service.end(job, "cancelled")
-    (series,) = job.metrics("train/loss")
-    assert series.steps == list(range(1, series.steps[-1] + 1)), "twice, or left out"
-    assert series.steps[-1] > reached[-1]
-    assert "api_was_unreachable" in kinds(service, job)
 
 
 def test_the_api_when_the_trainer_ends_meanwhile(service):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import socket
@@ -13,8 +12,6 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 import redis
-
-from tests.small_disk import NoSmallDisk, small_disk
 
 pytestmark = pytest.mark.e2e
 
@@ -137,39 +134,3 @@ def test_a_network_that_swallows_the_first_bytes(service):
     finally:
         for connection in idle:
             connection.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_disk_of_a_node_is_full(start_service, tmp_path):
-    """The job says so; what it had written goes, and the node takes the next job."""
-    with contextlib.ExitStack() as mounts:
-        try:
-            folder = mounts.enter_context(small_disk(tmp_path / "small-disk", 8 << 20))
-        except NoSmallDisk as error:
-            pytest.skip(f"no tmpfs may be mounted here: {error}")
-        made = start_service(
-            "full-disk",
-            {
-                "OCTRAIN_WORKER_SPARE_DELAY_SECONDS": "0.5",
-                "OCTRAIN_CONTROLLER_HEARTBEAT_INTERVAL": "1",
-                "OMP_NUM_THREADS": "1",
-            },
-            workers=[],
-        )
-        place = made.stack.worker_data_dir("small")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(folder)
-        made.stack.worker_names = ["small"]
-        made.stack.start_worker("small")
-        assert made.stack.wait_for_nodes()
-        mounts.callback(made.stack.stop)
-        greedy = made.submit(
-            "greedy",
-            training={"steps": 100_000},
-            checkpoint={"every_steps": 5, "keep_last": 1000, "keep_best": 0},
-        )
-        made.end(greedy, "failed", 240)
-        assert greedy.data.reason == "storage_full", greedy.data.detail
-        assert "full" in (greedy.data.detail or "").lower() or "space" in greedy.data.detail
-        made.end(made.submit("modest"), "succeeded", 240)

@@ -9,8 +9,8 @@ import pytest
 
 from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
-from tests.e2e.conftest import Service, corpus
 from tests.otlp import Collector, attributes
+from tests.running_service import Service, corpus
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 

@@ -13,7 +13,7 @@ import pytest
 
 from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
-from tests.e2e.conftest import Service, corpus
+from tests.running_service import Service, corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

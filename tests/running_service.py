@@ -1,4 +1,4 @@
-"""The whole service as a person runs it, once for all end-to-end tests of a process.
+"""The whole service as a person runs it, and what tests ask of it.
 
 Real Postgres, Valkey, Celery, supervisors and trainers; only durations that exist to be patient are
 shortened through their settings.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pytest
 
 from octrain.client import Client, Job
 from octrain.local.leftovers import processes_of
-from octrain.local.processes import become_subreaper, is_alive
+from octrain.local.processes import is_alive
 from octrain.local.stack import LocalStack
 
 STEP_SECONDS = 120.0
@@ -227,44 +227,3 @@ def corpus(folder: Path) -> Path:
     words = [f"line {number} of a text that says {number * 7 % 13} again" for number in range(400)]
     (folder / "corpus.txt").write_text("\n".join(words))
     return folder
-
-
-StartService = Callable[..., Service]
-
-
-@pytest.fixture(scope="session")
-def start_service(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[StartService]:
-    """Starts a stack of its own, to be used for one module; all end with the session."""
-    started: list[Service] = []
-    become_subreaper()
-
-    def start(name: str, environment: Mapping[str, str], **arguments: Any) -> Service:
-        folder = tmp_path_factory.mktemp(name)
-        root = corpus(folder / "root")
-        stack = LocalStack(
-            folder / "data", roots=[root], environment=dict(environment), **arguments
-        )
-        stack.start()
-        service = Service(stack, root)
-        started.append(service)
-        assert stack.wait_for_nodes(), service.tails()
-        return service
-
-    yield start
-    for service in started:
-        service.close()
-        service.stack.stop()
-
-
-@pytest.fixture(scope="session")
-def service(start_service: StartService) -> Service:
-    """The stack that most tests share: one node of two CPU slots, a spare trainer kept ready."""
-    environment = {
-        "OCTRAIN_WORKER_CPU_SLOTS": "2",
-        "OCTRAIN_WORKER_SPARE_DELAY_SECONDS": "0.5",
-        "OCTRAIN_CONTROLLER_HEARTBEAT_INTERVAL": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    return start_service("service", environment)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.browser import (
+from tests.dashboard.browser import (
     AXE,
     SIZES,
     lacking,

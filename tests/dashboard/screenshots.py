@@ -1,6 +1,6 @@
 """Pictures of every page of the dashboard, light and dark, wide and narrow, for the documentation:
 
-    .venv/bin/python -m tests.e2e.screenshots [--out docs/images] [--url URL --key KEY]
+    .venv/bin/python -m tests.dashboard.screenshots [--out docs/images] [--url URL --key KEY]
 
 Without a URL it starts a stack of its own and trains a few small jobs on it. The pictures are
 reduced to a palette, which keeps all of them together below 3 MB.
@@ -24,7 +24,7 @@ from octrain.client import Client
 from octrain.demo import spec
 from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
-from tests.e2e.browser import REPOSITORY, SIZES, chromium, launched, settled, sign_in
+from tests.dashboard.browser import REPOSITORY, SIZES, chromium, launched, settled, sign_in
 
 COLOURS = 128
 SCHEMES = ("light", "dark")
