@@ -13,7 +13,10 @@ import pytest
 import torch
 
 PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
-NUMBERS = tuple("1 2 3 4 5a 5b 5c 6 7a 7b 8a 8b 9 10 11 12 13".split())
+NUMBERS = (
+    *("1", "2", "3", "4", "5a", "5b", "5c", "6"),
+    *("7a", "7b", "8a", "8b", "9", "10", "11", "12", "13"),
+)
 NOT_OFFERED = {"9": "deepspeed_config", "10": "fsdp_version"}
 
 
