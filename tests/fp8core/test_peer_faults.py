@@ -5,6 +5,7 @@ On a CPU the emulated engine stands where Transformer Engine does on a GPU.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-PEERS = Path(__file__).parents[2] / "benchmarks" / "peers"
+HERE = Path(__file__).parent
+PEERS = HERE.parents[1] / "benchmarks" / "peers"
+PAGE = HERE.parents[1] / "docs" / "recipes.md"
 NUMBERS = (
     *("1", "2", "3", "4", "5a", "5b", "5c", "6"),
     *("7a", "7b", "8a", "8b", "9", "10", "11", "12", "13"),
@@ -35,6 +38,17 @@ def faults() -> Iterator[Any]:
 def test_every_probe_is_run_here(faults: Any) -> None:
     _, probes, _ = faults
     assert tuple(probes) == NUMBERS
+
+
+def test_the_page_names_each_fault_and_tests_that_there_are() -> None:
+    rows = [line for line in PAGE.read_text().splitlines() if re.match(r"\| \d", line)]
+    numbers = [number for row in rows for number in row.split("|")[1].strip().split(", ")]
+    assert tuple(numbers) == NUMBERS
+    for row in rows:
+        named = re.findall(r"`([\w/]+\.py)::(\w+)`", row)
+        assert named, row
+        for file, function in named:
+            assert f"def {function}(" in (HERE / file).read_text(), (file, function)
 
 
 @pytest.mark.parametrize("number", NUMBERS)
