@@ -48,7 +48,8 @@ def format_of(value: Any) -> str:
     for attribute in ("_fp8_dtype", "_fp4_dtype"):
         held = getattr(value, attribute, None)
         if held is not None:
-            name = str(held).rpartition(".")[2].lower().removeprefix("kfloat")
+            # An enumeration's member; as text it may be a bare number.
+            name = str(held.name).lower().removeprefix("kfloat")
             return f"fp{name[0]}_{name[1:]}" if name[:1].isdigit() else name
     data = getattr(value, "_data", None)
     dtype = data.dtype if isinstance(data, Tensor) else getattr(value, "dtype", value)

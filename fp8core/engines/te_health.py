@@ -105,10 +105,7 @@ class HealthRecorder:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
             if not torch.is_grad_enabled():
                 return
-            input = inputs[0]
-            if torch.is_autocast_enabled(input.device.type):
-                input = input.to(torch.get_autocast_dtype(input.device.type))
-            self._note(name, "input", input)
+            self._note(name, "input", inputs[0])
             self._note(name, "weight", module.weight)  # type: ignore[arg-type]  # a Tensor
             if output.requires_grad:
                 output.register_hook(note_gradient)

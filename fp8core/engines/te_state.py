@@ -116,12 +116,36 @@ class ScaleInterval:
 
 
 def te_directions(modules: dict[str, Any]) -> Iterator[tuple[str, str, DirectionState]]:
-    """(layer, "forward" or "backward", state) of every te.Linear whose FP8 state exists."""
+    """(layer, "forward" or "backward", state) of every module of te whose FP8 state exists.
+
+    One with several GEMMs (see ``gemms_of``) counts as so many layers, each with its columns.
+    """
+    directions = (
+        ("forward", "scaling_fwd", len(FORWARD_COLUMNS)),
+        ("backward", "scaling_bwd", len(BACKWARD_COLUMNS)),
+    )
     for name, module in modules.items():
-        for direction, key in (("forward", "scaling_fwd"), ("backward", "scaling_bwd")):
+        gemms = gemms_of(module)
+        for direction, key, columns in directions:
             state = module.fp8_meta.get(key)
-            if state is not None and getattr(state, "amax_history", None) is not None:
-                yield name, direction, DirectionState(state.scale, state.amax_history)
+            if state is None or getattr(state, "amax_history", None) is None:
+                continue
+            if len(gemms) == 1:
+                yield name + gemms[0], direction, DirectionState(state.scale, state.amax_history)
+                continue
+            for index, gemm in enumerate(gemms):
+                own = slice(index * columns, (index + 1) * columns)
+                yield (
+                    name + gemm,
+                    direction,
+                    DirectionState(state.scale[own], state.amax_history[:, own]),
+                )
+
+
+def gemms_of(module: Any) -> tuple[str, ...]:
+    """What the names of its GEMMs add to the name of a module of te, in their order."""
+    gemms: tuple[str, ...] = module.__dict__.get("_gemms", ("",))
+    return gemms
 
 
 def infinities(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -33,12 +33,16 @@ from fp8core.engines.te_state import (
     ForwardScales,
     OwnDelayedState,
     ScaleInterval,
+    gemms_of,
     infinities,
     te_directions,
 )
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.errors import EngineUnsupported
 from fp8core.numerics.landing import Landing
+
+if TYPE_CHECKING:
+    from fp8core.fusion.parts import BlockParts
 
 HIGH_PRECISION = (True, True, True)
 ALL_FP8 = (False, False, False)
@@ -90,6 +94,7 @@ class TransformerEngine:
         self._te_recipe = _te_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
         self._linears: dict[str, Any] = {}
+        self._fused: dict[str, Any] = {}
         self._health = HealthRecorder(self._scales, cast_rules(recipe))
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
@@ -152,6 +157,29 @@ class TransformerEngine:
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         layer: nn.Module = make_norm(norm)
         return layer
+
+    def fusion_refusal(self) -> str | None:
+        """Why no block is fused under this recipe, or None."""
+        if self._override != ALL_FP8:
+            return "override_linear_precision speaks of single Linear layers"
+        return None
+
+    def block_parts(self) -> BlockParts:
+        """What makes the parts of fused blocks; their FP8 state is this engine's from then on."""
+        from fp8core.fusion.te_parts import TEParts
+
+        return TEParts(
+            self._take_fused, self._forget, self.convert_linear, self._casts, self.compute_dtype
+        )
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._fused.pop(name, None)
+            self._linears.pop(name, None)
+
+    def _take_fused(self, name: str, module: Any, gemms: tuple[str, ...]) -> None:
+        module.__dict__["_gemms"] = gemms
+        self._fused[name] = module
 
     def share_amaxes(self, ranks: AmaxSharing) -> None:
         # te.Linear's amaxes are reduced by Transformer Engine itself, over the group its context
@@ -224,7 +252,9 @@ class TransformerEngine:
         if self._own is None:
             return
         self._own.update(forward=direction == "forward", share=self._share)
-        self._interval.after_update(direction, [s.scale for _, s in self._states(direction)])
+        each = self._interval.interval == 1
+        scales = [] if each else [state.scale for _, state in self._states(direction)]
+        self._interval.after_update(direction, scales)
 
     def _states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
         if self._own is None:
@@ -232,7 +262,7 @@ class TransformerEngine:
         if self._override != ALL_FP8:
             yield from getattr(self._own, direction).items()
             return
-        for name, found, state in te_directions(self._linears):
+        for name, found, state in te_directions({**self._linears, **self._fused}):
             if found == direction:
                 yield name, state
 
@@ -295,13 +325,16 @@ class TransformerEngine:
         """The scales of the next casts by (layer, tensor); none where they are made at the cast."""
         scales: dict[tuple[str, str], Tensor] = {}
         for name, state in self._states("forward"):
+            layer = self._linears.get(name)
+            if layer is None:
+                continue
             scales[name, "input"], scales[name, "weight"] = state.scale[0], state.scale[1]
-            layer = self._linears[name]
             if self._casts.reuses(name, layer.weight):
                 inverse: Tensor = layer._fp8_workspaces["weight"]._scale_inv
                 scales[name, "weight"] = inverse.reciprocal().reshape(())
         for name, state in self._states("backward"):
-            scales[name, "grad_output"] = state.scale[0]
+            if name in self._linears:
+                scales[name, "grad_output"] = state.scale[0]
         return scales
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -335,15 +368,16 @@ class TransformerEngine:
             self._interval.hold(direction, [s.scale for _, s in self._states(direction)])
 
     def _initialise_state(self) -> None:
-        """Make te.Linear allocate its FP8 buffers, which it otherwise does in its first forward."""
+        """Make modules allocate their FP8 buffers, which they otherwise do in the first forward."""
         if self._own is None or self._override != ALL_FP8:
             return
-        bare = [layer for layer in self._linears.values() if "scaling_fwd" not in layer.fp8_meta]
+        layers = [*self._linears.values(), *self._fused.values()]
+        bare = [layer for layer in layers if "scaling_fwd" not in layer.fp8_meta]
         if not bare:
             return
         with torch.no_grad(), self._te.autocast(enabled=True, recipe=self._te_recipe):
             for layer in bare:
-                layer.init_fp8_metadata(num_gemms=1)
+                layer.init_fp8_metadata(num_gemms=len(gemms_of(layer)))
 
 
 def _te_recipe(recipe: Any) -> Any:

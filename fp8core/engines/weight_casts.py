@@ -39,16 +39,24 @@ class WeightCasts:
         finally:
             self._reusing = before
 
-    def is_first(self, name: str, weight: Tensor) -> bool | None:
-        """None: cast and do not keep it. True: cast and keep it. False: use the kept one."""
+    def is_first(self, name: str, *weights: Tensor) -> bool | None:
+        """None: cast and do not keep it. True: cast and keep it. False: use the kept one.
+
+        ``weights``: all that are cast for it.
+        """
         if not self._reusing:
             return None
-        of_now = (self._period, weight._version)
+        of_now = (self._period, _writes(weights))
         if self._made.get(name) == of_now:
             return False
         self._made[name] = of_now
         return True
 
-    def reuses(self, name: str, weight: Tensor) -> bool:
+    def reuses(self, name: str, *weights: Tensor) -> bool:
         """Whether the next forward pass of ``name`` will use a kept cast."""
-        return self._reusing and self._made.get(name) == (self._period, weight._version)
+        return self._reusing and self._made.get(name) == (self._period, _writes(weights))
+
+
+def _writes(weights: tuple[Tensor, ...]) -> int:
+    """How often any of them has been written to in place; never less than before."""
+    return sum(weight._version for weight in weights)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,12 @@ class Case:
     scale: Tensor | None
 
 
-def cases(device: str = "cpu") -> Iterator[Case]:
+DTYPES = (torch.bfloat16, torch.float32, torch.float16)
+
+
+def cases(
+    device: str = "cpu", dtypes: Sequence[torch.dtype] = DTYPES, formats: Sequence[str] = FORMATS
+) -> Iterator[Case]:
     """Shapes whole and broken, values of many sizes with zeros, every source of scales."""
     generator = torch.Generator().manual_seed(0)
     for shape in ((256, 384), (1, 16), (130, 200), (3, 5, 144), (7,), (300, 1)):
@@ -32,9 +37,9 @@ def cases(device: str = "cpu") -> Iterator[Case]:
         )
         spread = wide * torch.exp2(torch.randint(-20, 12, shape, generator=generator).float())
         spread[spread.abs() < 1e-6] = 0.0
-        for dtype in (torch.bfloat16, torch.float32, torch.float16):
+        for dtype in dtypes:
             tensor = spread.to(dtype).to(device)
-            for fp8_format in FORMATS:
+            for fp8_format in formats:
                 for source in ScaleFrom:
                     for power in (False, True):
                         rule = CastRule.of(fp8_format, source, power_of_two=power)

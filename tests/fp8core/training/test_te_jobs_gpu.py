@@ -218,4 +218,5 @@ def test_adapters_beside_te_layers(job: Job, train_here: TrainHere, tmp_path: Pa
     _, workdir = train_here(job(**parts, adapter={"rank": 4}, training=training), plant=remember)
     merged = AutoModelForCausalLM.from_pretrained(workdir / "model").eval()
     with torch.no_grad():
-        torch.testing.assert_close(merged(ids).logits, seen["logits"], rtol=1e-3, atol=1e-4)
+        # Transformer Engine multiplies fp32 on the GPU in TF32, whose mantissa has ten bits.
+        torch.testing.assert_close(merged(ids).logits, seen["logits"], rtol=1e-3, atol=5e-4)
