@@ -107,6 +107,7 @@ def test_up_down_and_up_again_with_data(engine: Engine, fresh_postgres_url: str)
         ("att_2",),
         ("att_3",),
     ]
+    assert _rows(engine, "SELECT cpu_slots FROM attempts ORDER BY id") == [(0,), (2,), (2,)]
     _alembic(engine, "downgrade", "0001")
     assert _rows(engine, points) == points_before
     assert {name: _rows(engine, query) for name, query in kept.items()} == before

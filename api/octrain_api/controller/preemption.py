@@ -61,11 +61,10 @@ async def _attempts_below(session: AsyncSession, priority: int) -> Sequence[Row[
             Attempt.id.label("attempt_id"),
             Attempt.job_id,
             Attempt.device,
-            func.cardinality(Attempt.gpu_indices).label("gpus"),
+            (func.cardinality(Attempt.gpu_indices) + Attempt.cpu_slots).label("held"),
             Attempt.claimed_at,
             Job.priority,
             Job.status,
-            Job.need,
         )
         .join(Job, Job.id == Attempt.job_id)
         .where(Attempt.status != "ended")
@@ -99,7 +98,7 @@ def _victims(
         here = [row for row in attempts.get(room.node.id, ()) if row.device == device]
         gone = [row for row in here if row.status in _STOPPING or row.attempt_id in taken]
         have = room.gpus_free if device == "cuda" else room.cpu_free
-        have += sum(_held(row) for row in gone)
+        have += sum(row.held for row in gone)
         if have >= wanted:
             return room.node.id, []
         chosen: list[Row[Any]] = []
@@ -108,18 +107,13 @@ def _victims(
             if have >= wanted:
                 break
             chosen.append(row)
-            have += _held(row)
+            have += row.held
         if have < wanted:
             continue
         score = (chosen[-1].priority, len(chosen), room.node.name)
         if best is None or score < best[0]:
             best = (score, room.node.id, chosen)
     return (best[1], best[2]) if best is not None else None
-
-
-def _held(row: Row[Any]) -> int:
-    """The GPUs, or the CPU slots, of an attempt."""
-    return int(row.gpus) if row.device == "cuda" else Need.parse(row.need).ranks
 
 
 async def _pause(database: Database, victim_id: str, job: Waiting) -> None:

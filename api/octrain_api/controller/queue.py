@@ -51,10 +51,8 @@ _STATES = text(
              WHEN n.quarantined_since IS NOT NULL THEN 3 ELSE 0 END,
         coalesce(used.cpu, 0), coalesce(used.gpus, 0)) ORDER BY n.name)
     FROM nodes n LEFT JOIN (
-        SELECT a.node_id,
-               sum(CAST(split_part(j.need, ':', 2) AS int)) FILTER (WHERE a.device = 'cpu') AS cpu,
-               sum(cardinality(a.gpu_indices)) AS gpus
-        FROM attempts a JOIN jobs j ON j.id = a.job_id WHERE a.status <> 'ended' GROUP BY a.node_id
+        SELECT node_id, sum(cpu_slots) AS cpu, sum(cardinality(gpu_indices)) AS gpus
+        FROM attempts WHERE status <> 'ended' GROUP BY node_id
     ) AS used ON used.node_id = n.id
     """
 )

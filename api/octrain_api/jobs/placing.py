@@ -38,18 +38,16 @@ _LOCK_NODES = text(
 )
 _USED = text(
     """
-    SELECT a.node_id, a.gpu_indices,
-           CASE a.device WHEN 'cpu' THEN CAST(split_part(j.need, ':', 2) AS int) ELSE 0 END AS slots
-    FROM attempts a JOIN jobs j ON j.id = a.job_id
-    WHERE a.node_id IN (SELECT json_array_elements_text(CAST(:ids AS json)))
-      AND a.status <> 'ended'
+    SELECT node_id, gpu_indices, cpu_slots FROM attempts
+    WHERE node_id IN (SELECT json_array_elements_text(CAST(:ids AS json))) AND status <> 'ended'
     """
 )
 _PLACE = text(
     """
     WITH p AS MATERIALIZED (
         SELECT * FROM json_to_recordset(CAST(:rows AS json)) AS p(
-            job text, attempt text, node text, name text, queue text, device text, gpus text)
+            job text, attempt text, node text, name text, queue text, device text, gpus text,
+            slots int)
     ), moved AS (
         UPDATE jobs j
         SET status = 'starting', reason = NULL, detail = NULL, device = p.device,
@@ -60,9 +58,9 @@ _PLACE = text(
                   j.traceparent
     ), placed AS (
         INSERT INTO attempts (id, job_id, number, node_id, status, fencing_token, device,
-                              gpu_indices, lease_seconds, stall_seconds)
+                              gpu_indices, cpu_slots, lease_seconds, stall_seconds)
         SELECT attempt, job, number, node, 'placed', nextval('fencing_tokens'), device,
-               CAST(gpus AS int[]), CAST(limits->>'lease_ttl_seconds' AS int),
+               CAST(gpus AS int[]), slots, CAST(limits->>'lease_ttl_seconds' AS int),
                CAST(limits->>'stall_timeout_seconds' AS int)
         FROM p JOIN moved USING (job)
     ), messages AS (
@@ -109,6 +107,7 @@ async def place_many(session: AsyncSession, choices: Sequence[Choice]) -> list[P
             "queue": queue_of(choice.node.id),
             "device": choice.device,
             "gpus": "{" + ",".join(map(str, gpus)) + "}",
+            "slots": choice.cpu_slots,
         }
         for choice, gpus in fitting
     ]
@@ -130,7 +129,7 @@ async def _still_fitting(
     gpus_used: dict[str, set[int]] = {node_id: set() for node_id in nodes}
     for row in await session.execute(_USED, ids):
         if row.node_id in nodes:
-            cpu_used[row.node_id] += row.slots
+            cpu_used[row.node_id] += row.cpu_slots
             gpus_used[row.node_id].update(row.gpu_indices)
     fitting: list[tuple[Choice, list[int]]] = []
     for choice in choices:

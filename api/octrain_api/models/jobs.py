@@ -104,6 +104,7 @@ class Attempt(Base):
     fencing_token: Mapped[int] = mapped_column(BigInteger)
     device: Mapped[str]
     gpu_indices: Mapped[list[int]]
+    cpu_slots: Mapped[int] = mapped_column(server_default="0")
     lease_seconds: Mapped[int]
     lease_expires_at: Mapped[datetime | None]
     last_heartbeat_at: Mapped[datetime | None]

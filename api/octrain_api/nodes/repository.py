@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import Integer, Row, cast, func, select, update
+from sqlalchemy import Row, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import database_now, lock_name, seconds
-from octrain_api.models import Attempt, Job, Node, Outbox
+from octrain_api.models import Attempt, Node, Outbox
 
 
 class NodeRepository:
@@ -69,17 +69,6 @@ class NodeRepository:
         statement = select(Attempt).where(Attempt.status != "ended")
         statement = statement.execution_options(populate_existing=True)
         return (await self._session.scalars(statement)).all()
-
-    async def cpu_slots_used(self) -> dict[str, int]:
-        """By node, the CPU slots that attempts hold: one for each rank of their job."""
-        ranks = cast(func.split_part(Job.need, ":", 2), Integer)
-        statement = (
-            select(Attempt.node_id, func.sum(ranks))
-            .join(Job, Job.id == Attempt.job_id)
-            .where(Attempt.status != "ended", Attempt.device == "cpu")
-            .group_by(Attempt.node_id)
-        )
-        return {node_id: int(slots) for node_id, slots in await self._session.execute(statement)}
 
     async def live_attempts_on(self, node_id: str) -> Sequence[Row[str, str]]:
         """(job id, attempt id) of every attempt that holds a slot of this node."""

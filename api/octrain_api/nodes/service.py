@@ -186,16 +186,11 @@ class NodeService:
         used: defaultdict[str, list[Attempt]] = defaultdict(list)
         for attempt in await self._nodes.live_attempts():
             used[attempt.node_id].append(attempt)
-        slots = await self._nodes.cpu_slots_used()
         rows = await self._nodes.all_with_liveness(self._settings.heartbeat_ttl)
-        return [
-            _node_object(node, live, used[node.id], slots.get(node.id, 0)) for node, live in rows
-        ]
+        return [_node_object(node, live, used[node.id]) for node, live in rows]
 
 
-def _node_object(
-    node: Node, live: bool, attempts: list[Attempt], cpu_slots_used: int
-) -> NodeObject:
+def _node_object(node: Node, live: bool, attempts: list[Attempt]) -> NodeObject:
     return NodeObject(
         id=node.id,
         name=node.name,
@@ -205,7 +200,7 @@ def _node_object(
         wanted=node.wanted,
         device_kinds=node.device_kinds,
         cpu_slots=node.cpu_slots,
-        cpu_slots_used=cpu_slots_used,
+        cpu_slots_used=sum(attempt.cpu_slots for attempt in attempts),
         gpus=node.gpus,
         gpus_used=sorted(index for attempt in attempts for index in attempt.gpu_indices),
         engines={name: EngineState(**state) for name, state in node.engines.items()},
