@@ -112,6 +112,7 @@ class OctrainSide:
         here = "emulated" if backend == "te" and not can_run("te") else backend
         engine = create(self._recipe({"engine": here, **recipe}), device())
         classes = classes_of(model)
+        optimizer = optimizer or optimizer_for(model)
         # Accelerate keeps the first and the last Linear with torchao, and converts heads with te.
         conversion = Conversion(output_head=output_head, keep_first_last=backend == "torchao")
         report = convert(model, engine, conversion)
@@ -136,7 +137,7 @@ class OctrainSide:
 
         return Prepared(
             model,
-            optimizer or optimizer_for(model),
+            optimizer,
             classes,
             backward,
             scale,
