@@ -7,6 +7,7 @@ A small model with tied embeddings, a frozen layer, a bias-less layer and norms 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +206,22 @@ def test_unavailable_engines_say_why() -> None:
         assert available.reasons[0] in refused.value.message
         assert refused.value.pointer == "/recipe"
     assert not every["te"].ok
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Transformer Engine may be in use here")
+@pytest.mark.parametrize("error", ["RuntimeError", "OSError", "ImportError"])
+def test_a_broken_transformer_engine_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    """Its bare meta package raises RuntimeError when imported, a missing library OSError."""
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"raise {error}('no shared object')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    available = availability(TEDelayed(), "cuda")
+    assert not available.ok
+    assert available.reasons == ("Transformer Engine does not import: no shared object",)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
