@@ -32,6 +32,7 @@ FIGURES = ("amax", "scale", "saturated", "underflow")
 BLOCK = 128
 """Side of the blocks of `ScaleFrom.ROW_BLOCKS` and `ScaleFrom.TILES`."""
 _INFINITY = 0x7F800000
+_UNCOUNTED = -1
 _LARGEST_FP32 = torch.finfo(torch.float32).max
 
 
@@ -75,6 +76,8 @@ class CastFigures:
         self._rows = {name: row for row, name in enumerate(names)}
         self._keys = [[f"{name}/{figure}" for figure in FIGURES] for name in names]
         self._elements = [0] * len(names)
+        self._uncounted: tuple[int, ...] = ()
+        self._uncounted_rows = torch.empty(0, dtype=torch.int64, device=device)
         # int32: the bits of amax and scale (ordered like the numbers, as none is negative; NaN
         # is above infinity), then the two counts.
         self._start = torch.tensor([0, _INFINITY, 0, 0], dtype=torch.int32, device=device)
@@ -97,8 +100,20 @@ class CastFigures:
         flat = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
         self._count(flat.contiguous(), rule, scale, self._views[row])
 
+    def set_uncounted(self, names: Sequence[str], amaxes: Tensor, scales: Tensor) -> None:
+        """Amax and scale (fp32, one for each name) of tensors that exist inside of kernels only,
+        where nothing can be counted."""
+        places = tuple(self._rows[name] for name in names)
+        for row in places:
+            self._elements[row] = _UNCOUNTED
+        if places != self._uncounted:
+            self._uncounted = places
+            self._uncounted_rows = torch.tensor(places, device=self._bits.device)
+        known = torch.stack([amaxes, scales], dim=1).view(torch.int32)
+        self._bits[:, :2].index_copy_(0, self._uncounted_rows, known)
+
     def read_later(self) -> Callable[[], dict[str, float]]:
-        """A function that waits for ``<name>/<figure>`` of all names that were added."""
+        """A function that waits for ``<name>/<figure>`` of all names that have figures."""
         landing = Landing([self._bits])
         elements = list(self._elements)
 
@@ -110,6 +125,7 @@ class CastFigures:
             for (amax, scale, saturated, underflow), number, (a, s), (over, under) in rows:
                 if number:
                     figures[amax], figures[scale] = a, s
+                if number > 0:
                     figures[saturated], figures[underflow] = over / number, under / number
             return figures
 

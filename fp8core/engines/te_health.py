@@ -6,7 +6,7 @@ that a recorded step costs little more than reading its tensors once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,11 +14,15 @@ from torch import Tensor, nn
 
 from fp8core.engines.cast_figures import CastFigures, CastRule, ScaleFrom
 from fp8core.engines.te_override import OperandUse
+from fp8core.engines.te_state import gemms_of
 
 __all__ = ["HealthRecorder", "Rules", "cast_rules"]
 
 Scales = Callable[[], Mapping[tuple[str, str], Tensor]]
 """The scales of the next casts by (layer, tensor), 0-dim fp32; none where made at the cast."""
+
+Reading = Callable[[], dict[str, float]]
+"""Waits for figures, ``fp8/<layer>/<tensor>/<figure>``."""
 
 Rules = Mapping[str, CastRule]
 """How those of input, weight and grad_output are cast that are cast at all."""
@@ -58,34 +62,43 @@ def cast_rules(recipe: Any) -> Rules:
 
 
 class HealthRecorder:
-    """Gathers the figures of input, weight and grad_output of each layer while recording is on."""
+    """Gathers the figures of input, weight and grad_output of each GEMM while recording is on.
+
+    Modules are te.Linear and its like, or fused ones (`gemms_of`). Of a fused module the first
+    GEMM's input is the normalised one, computed again for this; what lies between its GEMMs exists
+    in kernels only, so that of those tensors there are amax and scale alone, from the history.
+    """
 
     def __init__(self, scales: Scales, rules: Rules) -> None:
         self._read_scales = scales
         self._rules = rules
         self._handles: list[Any] = []
         self._figures: CastFigures | None = None
-        self._layers: tuple[str, ...] = ()
+        self._gemms: list[str] = []
         self._scales: dict[tuple[str, str], Tensor] = {}
         self._on = False
 
-    def record(self, enabled: bool, layers: Mapping[str, nn.Module]) -> None:
-        """Begin anew with these layers, or end; what was gathered is forgotten."""
+    def record(self, enabled: bool, modules: Mapping[str, nn.Module]) -> None:
+        """Begin anew with these modules, or end; what was gathered is forgotten."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._scales.clear()
-        self._on = enabled and bool(self._rules) and bool(layers)
+        self._on = enabled and bool(self._rules) and bool(modules)
         if not self._on:
             return
-        if self._figures is None or self._layers != tuple(layers):
-            self._layers = tuple(layers)
-            names = [f"fp8/{name}/{tensor}" for name in layers for tensor in self._rules]
-            self._figures = CastFigures(names, next(iter(layers.values())).weight.device)  # type: ignore[arg-type]  # a Tensor
+        gemms = [name + gemm for name, module in modules.items() for gemm in gemms_of(module)]
+        if self._figures is None or self._gemms != gemms:
+            self._gemms = gemms
+            names = [f"fp8/{gemm}/{tensor}" for gemm in gemms for tensor in self._rules]
+            device = next(next(iter(modules.values())).parameters()).device
+            self._figures = CastFigures(names, device)
         self._figures.clear()
-        self._handles += [
-            layer.register_forward_hook(self._hook(name)) for name, layer in layers.items()
-        ]
+        for name, module in modules.items():
+            fused = hasattr(module, "layer_norm_weight")
+            own = [name + gemm for gemm in gemms_of(module)]
+            watch = self._watch_fused(own) if fused else self._watch_linear(name)
+            self._handles.append(module.register_forward_hook(watch))
 
     def before_forward(self) -> None:
         """Keep the scales this micro-batch casts with; the update after it replaces them."""
@@ -95,25 +108,46 @@ class HealthRecorder:
             kept = torch.stack(list(scales.values())).float().unbind()
             self._scales = dict(zip(scales, kept, strict=True))
 
-    def read_later(self) -> Callable[[], dict[str, float]] | None:
-        """A function that waits for what has been gathered; None while recording is off."""
+    def read_later(self, hidden: Mapping[tuple[str, str], Tensor]) -> Reading | None:
+        """A function that waits for what has been gathered; None while recording is off.
+
+        ``hidden``: the amaxes (0-dim) of the recorded pass by (layer, tensor), for those tensors
+        that no hook sees.
+        """
         if not self._on or self._figures is None:
             return None
+        known = [key for key in hidden if key in self._scales and key[1] in self._rules]
+        if known:
+            self._figures.set_uncounted(
+                [f"fp8/{gemm}/{tensor}" for gemm, tensor in known],
+                torch.stack([hidden[key] for key in known]).float(),
+                torch.stack([self._scales[key] for key in known]),
+            )
         return self._figures.read_later()
 
-    def _hook(self, name: str) -> Callable[..., None]:
+    def _watch_linear(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            if not torch.is_grad_enabled():
-                return
-            self._note(name, "input", inputs[0])
-            self._note(name, "weight", module.weight)  # type: ignore[arg-type]  # a Tensor
-            if output.requires_grad:
-                output.register_hook(note_gradient)
-
-        def note_gradient(gradient: Tensor) -> None:
-            self._note(name, "grad_output", gradient)
+            if torch.is_grad_enabled():
+                self._note(name, "input", inputs[0])
+                self._note(name, "weight", module.weight)  # type: ignore[arg-type]  # a Tensor
+                self._watch_gradient(name, output)
 
         return hook
+
+    def _watch_fused(self, gemms: Sequence[str]) -> Callable[..., None]:
+        def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            if torch.is_grad_enabled():
+                with torch.no_grad():
+                    self._note(gemms[0], "input", _normalised(module, inputs[0]))
+                    for gemm, weight in zip(gemms, module._get_weight_tensors(), strict=True):
+                        self._note(gemm, "weight", weight)
+                self._watch_gradient(gemms[-1], output)
+
+        return hook
+
+    def _watch_gradient(self, name: str, output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: self._note(name, "grad_output", gradient))
 
     def _note(self, name: str, tensor: str, value: Tensor) -> None:
         rule = self._rules.get(tensor)
@@ -124,3 +158,14 @@ class HealthRecorder:
             # A layer of Transformer Engine has no state before its first pass: it begins at 1.
             scale = torch.ones((), dtype=torch.float32, device=value.device)
         self._figures.add(f"fp8/{name}/{tensor}", value, rule, scale)
+
+
+def _normalised(module: Any, x: Tensor) -> Tensor:
+    """What the norm of a fused module makes of ``x`` (which the module casts unrounded)."""
+    weight = module.layer_norm_weight.to(x.dtype)
+    if module.zero_centered_gamma:
+        weight = weight + 1
+    if module.normalization == "RMSNorm":
+        return nn.functional.rms_norm(x, (x.shape[-1],), weight, module.eps)
+    bias = module.layer_norm_bias.to(x.dtype)
+    return nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, module.eps)

@@ -8,14 +8,16 @@ cast of the weight still holds.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
+from fp8core.engines.te_state import gemms_of
 from fp8core.engines.weight_casts import WeightCasts
 
-__all__ = ["make_linear", "make_norm"]
+__all__ = ["kept_casts", "make_linear", "make_norm"]
 
 
 def make_linear(linear: nn.Linear, name: str, casts: WeightCasts) -> Any:
@@ -49,6 +51,17 @@ def make_norm(norm: NormDescription) -> Any:
     if norm.bias is not None:
         layer.bias = norm.bias
     return layer
+
+
+def kept_casts(name: str, module: Any, casts: WeightCasts) -> Iterator[tuple[str, Any]]:
+    """(layer, FP8 tensor) of those casts of weights that the next forward pass of ``module`` uses
+    again; a fused module has one for each of its GEMMs (`gemms_of`)."""
+    gemms = gemms_of(module)
+    weights = module.__dict__.get("_cast_weights") or (module.weight,)
+    if casts.reuses(name, *weights):
+        keys = ("weight",) if len(gemms) == 1 else ("fc1_weight", "fc2_weight")
+        for gemm, key in zip(gemms, keys, strict=True):
+            yield name + gemm, module._fp8_workspaces[key]
 
 
 @functools.cache

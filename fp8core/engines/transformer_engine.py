@@ -11,6 +11,7 @@ import functools
 import importlib.util
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,8 +24,9 @@ from fp8core.engines.protocol import (
     NormDescription,
 )
 from fp8core.engines.te_health import HealthRecorder, cast_rules
-from fp8core.engines.te_modules import make_linear, make_norm
+from fp8core.engines.te_modules import kept_casts, make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear
+from fp8core.engines.te_recipe import native_recipe
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
     BACKWARD_COLUMNS,
@@ -91,7 +93,7 @@ class TransformerEngine:
         self.recipe = recipe
         self.device = device
         self._te = te
-        self._te_recipe = _te_recipe(recipe)
+        self._te_recipe = native_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
         self._linears: dict[str, Any] = {}
         self._fused: dict[str, Any] = {}
@@ -297,13 +299,13 @@ class TransformerEngine:
         return {}
 
     def record_health(self, enabled: bool) -> None:
-        self._health.record(enabled, self._linears)
+        self._health.record(enabled, {**self._linears, **self._fused})
 
     def health(self) -> dict[str, float]:
         return self.health_later()()
 
     def health_later(self) -> Callable[[], dict[str, float]]:
-        read_figures = self._health.read_later()
+        read_figures = self._health.read_later(self._hidden_amaxes())
         if read_figures is None:
             return dict
         tensors, counted = list[Tensor](), list[str]()
@@ -325,17 +327,32 @@ class TransformerEngine:
         """The scales of the next casts by (layer, tensor); none where they are made at the cast."""
         scales: dict[tuple[str, str], Tensor] = {}
         for name, state in self._states("forward"):
-            layer = self._linears.get(name)
-            if layer is None:
-                continue
             scales[name, "input"], scales[name, "weight"] = state.scale[0], state.scale[1]
-            if self._casts.reuses(name, layer.weight):
-                inverse: Tensor = layer._fp8_workspaces["weight"]._scale_inv
-                scales[name, "weight"] = inverse.reciprocal().reshape(())
         for name, state in self._states("backward"):
-            if name in self._linears:
-                scales[name, "grad_output"] = state.scale[0]
+            scales[name, "grad_output"] = state.scale[0]
+        if self._own is None:
+            return scales
+        for name, module in {**self._linears, **self._fused}.items():
+            for gemm, cast in kept_casts(name, module, self._casts):
+                scales[gemm, "weight"] = cast._scale_inv.reciprocal().reshape(())
         return scales
+
+    def _hidden_amaxes(self) -> dict[tuple[str, str], Tensor]:
+        """The newest amaxes of what lies between the GEMMs of fused modules."""
+        if self._own is None or self._own.history_length == 1:  # of which nothing is kept
+            return {}
+        between = [
+            (name + first, name + second)
+            for name, module in self._fused.items()
+            for first, second in pairwise(gemms_of(module))
+        ]
+        forward, backward = dict(self._states("forward")), dict(self._states("backward"))
+        return {
+            key: states[key[0]].amax_history[-1, 0]
+            for first, second in between
+            for key, states in (((second, "input"), forward), ((first, "grad_output"), backward))
+            if key[0] in states
+        }
 
     def state_dict(self) -> dict[str, Tensor]:
         self._initialise_state()
@@ -378,34 +395,3 @@ class TransformerEngine:
         with torch.no_grad(), self._te.autocast(enabled=True, recipe=self._te_recipe):
             for layer in bare:
                 layer.init_fp8_metadata(num_gemms=len(gemms_of(layer)))
-
-
-def _te_recipe(recipe: Any) -> Any:
-    """The recipe in Transformer Engine's own classes; only fields that it honours are passed."""
-    from transformer_engine.common import recipe as te_recipes
-
-    te_format = {
-        "HYBRID": te_recipes.Format.HYBRID,
-        "E4M3": te_recipes.Format.E4M3,
-    }
-    if recipe.scaling == "delayed":
-        return te_recipes.DelayedScaling(
-            margin=recipe.margin,
-            fp8_format=te_format[recipe.fp8_format],
-            amax_history_len=recipe.amax_history_len,
-            amax_compute_algo=recipe.amax_compute_algo,
-        )
-    if recipe.scaling == "current":
-        return te_recipes.Float8CurrentScaling(
-            fp8_format=te_format[recipe.fp8_format],
-            use_power_2_scales=recipe.use_power_2_scales,
-        )
-    fields = recipe.model_dump(exclude={"engine", "scaling", "use_autocast_during_eval"})
-    if "fp8_format" in fields:
-        fields["fp8_format"] = te_format[fields["fp8_format"]]
-    classes = {
-        "block": te_recipes.Float8BlockScaling,
-        "mxfp8": te_recipes.MXFP8BlockScaling,
-        "nvfp4": te_recipes.NVFP4BlockScaling,
-    }
-    return classes[recipe.scaling](**fields)

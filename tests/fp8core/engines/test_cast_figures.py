@@ -97,6 +97,57 @@ def test_rules_follow_the_recipe() -> None:
     assert cast_rules(TEMXFP8(scaling="mxfp8")) == {}
 
 
+class NormedPair(nn.Module):
+    """What a fused module of two GEMMs looks like from outside."""
+
+    normalization, zero_centered_gamma, eps = "RMSNorm", False, 1e-5
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer_norm_weight = nn.Parameter(torch.rand(16) + 0.5)
+        self.first = nn.Parameter(torch.randn(32, 16))
+        self.second = nn.Parameter(torch.randn(16, 32))
+        self._gemms = (".up", ".down")
+
+    def _get_weight_tensors(self) -> list[nn.Parameter]:
+        return [self.first, self.second]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normalised = nn.functional.rms_norm(x, (16,), self.layer_norm_weight, self.eps)
+        return (normalised @ self.first.T).relu() @ self.second.T
+
+
+def test_a_fused_module_shows_what_lies_outside_of_its_kernels() -> None:
+    module = NormedPair()
+    one = torch.tensor(1.0)
+    scales = {
+        (f"mlp{gemm}", tensor): one * (2 if gemm == ".down" else 4)
+        for gemm in (".up", ".down")
+        for tensor in ("input", "weight", "grad_output")
+    }
+    recorder = HealthRecorder(lambda: scales, cast_rules(TEDelayed()))
+    recorder.record(True, {"mlp": module})
+    recorder.before_forward()
+    x = torch.randn(4, 16, requires_grad=True)
+    module(x).backward(torch.full((4, 16), 3.0))
+    read = recorder.read_later({("mlp.down", "input"): one * 7, ("mlp.up", "grad_output"): one * 9})
+    assert read is not None
+    found = read()
+    normalised = nn.functional.rms_norm(x.detach(), (16,), module.layer_norm_weight.detach(), 1e-5)
+    assert found["fp8/mlp.up/input/amax"] == float(normalised.abs().max())
+    assert found["fp8/mlp.down/weight/amax"] == float(module.second.detach().abs().max())
+    assert found["fp8/mlp.down/grad_output/amax"] == 3.0
+    assert (found["fp8/mlp.down/input/amax"], found["fp8/mlp.down/input/scale"]) == (7.0, 2.0)
+    assert (found["fp8/mlp.up/grad_output/amax"], found["fp8/mlp.up/grad_output/scale"]) == (9, 4)
+    counted = {key.removesuffix("/underflow") for key in found if key.endswith("underflow")}
+    assert counted == {
+        "fp8/mlp.up/input",
+        "fp8/mlp.up/weight",
+        "fp8/mlp.down/weight",
+        "fp8/mlp.down/grad_output",
+    }
+
+
 @pytest.fixture
 def layers() -> dict[str, nn.Module]:
     torch.manual_seed(0)
@@ -120,10 +171,10 @@ def test_a_recorded_pass_has_each_tensor_of_each_layer(layers: dict[str, nn.Modu
     hidden = layers["first"](x)
     hidden.retain_grad()
     layers["second"](hidden).sum().backward()
-    read = recorder.read_later()
+    read = recorder.read_later({})
     recorder.record(False, layers)
     layers["first"](x * 1000)  # nor what comes after
-    assert recorder.read_later() is None
+    assert recorder.read_later({}) is None
     assert read is not None
     found = read()
     assert len(found) == 2 * 3 * 4
