@@ -107,7 +107,7 @@ SEEN_OF_THE_PEER: dict[str, dict[str, Any]] = {
         "weights without change": ["1.weight", "2.weight"],
         "saved as safetensors": "RuntimeError",
     },
-    "12": {"converted layers": 19, "largest change of a gradient": 0.04},
+    "12": {"distance of a gradient from bf16's": 0.06, "its change by recomputation": 0.06},
     "13": {
         "converted": 8,
         "extra memory / largest layer": 8.0,
