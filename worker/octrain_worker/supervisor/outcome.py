@@ -137,7 +137,11 @@ def classify(ending: Ending) -> Verdict:
     if ending.cause is StopCause.CANCEL:
         return _stopped(ending, said)
     if said is not None and said.outcome is Outcome.FAILED:
-        return _explained(ending, said, f"{said.detail}\n{ending.crash_log}")
+        words = f"{said.detail}\n{ending.crash_log}"
+        if (ending.result or {}).get("signal") == "SIGABRT":
+            # A rank that ended itself, as NCCL's watchdog does: its words are in the log alone.
+            words += f"\n{ending.log_tail}"
+        return _explained(ending, said, words)
     if ending.cause is not None:
         return _stopped(ending, said)
     if said is not None:
