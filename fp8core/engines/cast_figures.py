@@ -43,6 +43,7 @@ class ScaleFrom(IntEnum):
     TENSOR = 1  # from the tensor's amax (of one that is cast several times, the largest so far)
     ROW_BLOCKS = 2  # one for each 1 x 128 block of the last dimension
     TILES = 3  # one for each 128 x 128 tile of the last two
+    ROWS = 4  # one for each row of the last dimension
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class CastRule:
     vanishing: float
     scale_from: ScaleFrom
     power_of_two: bool = False
+    smallest_amax: float = 0.0
+    """What an amax counts as at least, when a scale is made from it."""
 
     @staticmethod
     def of(fp8_format: str, scale_from: ScaleFrom, *, power_of_two: bool = False) -> CastRule:
@@ -156,6 +159,8 @@ def count_with_torch(values: Tensor, rule: CastRule, scale: Tensor | None, row: 
         scales: Any = scale.float()
     elif rule.scale_from is ScaleFrom.TENSOR:
         scales = scale_of(floats[0], rule)
+    elif rule.scale_from is ScaleFrom.ROWS:
+        scales = scale_of(magnitudes.amax(dim=1, keepdim=True), rule)
     else:
         side = BLOCK if rule.scale_from is ScaleFrom.TILES else 1
         scales = _per_block(scale_of(_block_amaxes(magnitudes, side), rule), values.shape, side)
@@ -169,6 +174,7 @@ def count_with_torch(values: Tensor, rule: CastRule, scale: Tensor | None, row: 
 
 def scale_of(amaxes: Tensor, rule: CastRule) -> Tensor:
     """The scales (fp32) that casts make from ``amaxes`` (fp32, any shape)."""
+    amaxes = amaxes.clamp(min=rule.smallest_amax)
     scales = torch.clamp(torch.full_like(amaxes, rule.largest) / amaxes, max=_LARGEST_FP32)
     if rule.power_of_two:
         scales = (scales.view(torch.int32) & ~0x7FFFFF).view(torch.float32)

@@ -30,7 +30,7 @@ from fp8core.engines.protocol import (
     NormDescription,
 )
 from fp8core.engines.state_check import check_state
-from fp8core.engines.torchao_health import LayerHealth
+from fp8core.engines.torchao_health import HealthReader, LayerHealth
 from fp8core.errors import EngineUnsupported
 from fp8core.spec.recipe import TorchaoRecipe
 
@@ -83,6 +83,7 @@ class TorchaoEngine:
         self._config = _config(recipe, emulate=device.type == "cpu")
         self._region = Region()
         self._linears: dict[str, Any] = {}
+        self._reader: HealthReader | None = None
 
     # Conversion
 
@@ -167,8 +168,7 @@ class TorchaoEngine:
 
     def record_health(self, enabled: bool) -> None:
         self._region.recording = enabled
-        for layer in self._linears.values():
-            layer.health.clear()
+        LayerHealth.clear(layer.health for layer in self._linears.values())
 
     def health(self) -> dict[str, float]:
         """For a layer used once in a pass; of rows scaled one by one, the scale is the smallest."""
@@ -177,7 +177,9 @@ class TorchaoEngine:
     def health_later(self) -> Callable[[], dict[str, float]]:
         if not self._region.recording:
             return dict
-        return LayerHealth.read_later(self._linears, self._config)
+        if self._reader is None or self._reader.layers != list(self._linears):
+            self._reader = HealthReader(self._linears, self._config)
+        return self._reader.read_later()
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}

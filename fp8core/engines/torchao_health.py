@@ -3,23 +3,23 @@
 Hooks are no way to it: compiled blocks do not call hooks that are added later. So the figures are
 part of what is computed while recording is on. Those of the input are written into a tensor of the
 layer; those of the output's gradient arrive as the gradient of a probe, a tensor that has no other
-use. The weight's are computed from the Parameter when they are read.
+use. The weight's are counted from the Parameter when they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fp8core.engines.cast_figures import FIGURES, CastFigures, CastRule, ScaleFrom
 from fp8core.numerics.landing import Landing
 
-__all__ = ["FIGURES", "LayerHealth", "Rule", "measure"]
+__all__ = ["HealthReader", "LayerHealth", "Rule", "measure"]
 
-FIGURES = ("amax", "scale", "saturated", "underflow")
 _SMALLEST_AMAX = 1e-12  # torchao's lower limit
 
 
@@ -31,6 +31,16 @@ class Rule:
     smallest: float
     rowwise: bool
     power_of_two: bool
+
+    def as_cast_rule(self) -> CastRule:
+        """For tensors that are not measured inside of compiled code."""
+        return CastRule(
+            largest=self.largest,
+            vanishing=self.smallest / 2,
+            scale_from=ScaleFrom.ROWS if self.rowwise else ScaleFrom.TENSOR,
+            power_of_two=self.power_of_two,
+            smallest_amax=_SMALLEST_AMAX,
+        )
 
     @staticmethod
     def of(cast: Any, config: Any) -> Rule:
@@ -67,58 +77,88 @@ class LayerHealth:
     """The figures of one layer. A layer used several times in a pass has no gradient figures."""
 
     def __init__(self, device: torch.device) -> None:
-        self._input = torch.zeros(len(FIGURES), device=device)
+        self.input = torch.zeros(len(FIGURES), device=device)
         # One more than the figures: it counts the gradients that were added up.
         self._probe = torch.zeros(len(FIGURES) + 1, device=device, requires_grad=True)
 
-    def clear(self) -> None:
-        self._input.zero_()
-        self._probe.grad = None
+    @staticmethod
+    def clear(layers: Iterable[LayerHealth]) -> None:
+        """Forgets what ``layers`` hold, of one device, in one launch."""
+        inputs = []
+        for layer in layers:
+            inputs.append(layer.input)
+            layer._probe.grad = None
+        if inputs:
+            torch._foreach_zero_(inputs)
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The gradient's figures, and how many gradients were added up: fp32 ``[5]``."""
+        return self._probe.grad
 
     def watch(self, input: Tensor, output: Tensor, config: Any) -> Tensor:
         """``output`` unchanged, noting ``input``'s figures and, later, its gradient's."""
         if not torch.is_grad_enabled():
             return output
         with torch.no_grad():
-            self._input.copy_(measure(input, Rule.of(config.cast_config_input, config)))
+            self.input.copy_(measure(input, Rule.of(config.cast_config_input, config)))
         rule = Rule.of(config.cast_config_grad_output, config)
         watched: Tensor = _GradientProbe.apply(output, self._probe, rule)
         return watched
 
-    @staticmethod
-    def read_later(layers: Mapping[str, Any], config: Any) -> Callable[[], dict[str, float]]:
-        """A function that waits for ``fp8/<layer>/<tensor>/<figure>`` of ``layers`` that ran."""
-        names: list[tuple[str, str]] = []
-        rows: list[Tensor] = []
-        counts: list[Tensor] = []
-        rule = Rule.of(config.cast_config_weight, config)
-        for name, layer in layers.items():
-            health: LayerHealth = layer.health
-            one = torch.ones((), device=health._input.device)
-            names.append((name, "input"))
-            rows.append(health._input)
-            counts.append((health._input[1] > 0).float())
-            names.append((name, "weight"))
-            rows.append(measure(layer.weight, rule))
-            counts.append(one * counts[-1])
-            if health._probe.grad is not None:
-                names.append((name, "grad_output"))
-                rows.append(health._probe.grad[:-1])
-                counts.append(health._probe.grad[-1])
-        if not rows:
+
+class HealthReader:
+    """Reads the figures of all layers of an engine at once, with few launches."""
+
+    def __init__(self, layers: Mapping[str, Any], config: Any) -> None:
+        self._layers = dict(layers)
+        self._weight_rule = Rule.of(config.cast_config_weight, config).as_cast_rule()
+        names = [f"fp8/{name}/weight" for name in layers]
+        device = next(iter(layers.values())).weight.device if layers else torch.device("cpu")
+        self._weights = CastFigures(names, device)
+
+    @property
+    def layers(self) -> list[str]:
+        return list(self._layers)
+
+    def read_later(self) -> Callable[[], dict[str, float]]:
+        """A function that waits for ``fp8/<layer>/<tensor>/<figure>`` of layers that ran."""
+        if not self._layers:
             return dict
-        landing = Landing([torch.stack(rows), torch.stack(counts)])
+        health: dict[str, LayerHealth] = {n: layer.health for n, layer in self._layers.items()}
+        self._weights.clear()
+        for name, layer in self._layers.items():
+            self._weights.add(f"fp8/{name}/weight", layer.weight, self._weight_rule)
+        read_weights = self._weights.read_later()
+        probes = {n: h.gradient for n, h in health.items() if h.gradient is not None}
+        landing = Landing(
+            [
+                torch.stack([one.input for one in health.values()]),
+                *([torch.stack(list(probes.values()))] if probes else []),
+            ]
+        )
 
         def read() -> dict[str, float]:
-            values, ran = (tensor.tolist() for tensor in landing.wait())
-            return {
-                f"fp8/{name}/{tensor}/{figure}": value
-                for (name, tensor), row, count in zip(names, values, ran, strict=True)
-                if count == 1
-                for figure, value in zip(FIGURES, row, strict=True)
-            }
+            inputs, *gradients = (tensor.tolist() for tensor in landing.wait())
+            weights = read_weights()
+            figures: dict[str, float] = {}
+            for name, row in zip(health, inputs, strict=True):
+                if not row[FIGURES.index("scale")]:  # a layer that did not run
+                    continue
+                figures |= _named(name, "input", row)
+                for figure in FIGURES:
+                    key = f"fp8/{name}/weight/{figure}"
+                    figures[key] = weights[key]
+            for name, (*row, count) in zip(probes, gradients[0] if gradients else (), strict=True):
+                if count == 1:
+                    figures |= _named(name, "grad_output", row)
+            return figures
 
         return read
+
+
+def _named(name: str, tensor: str, row: list[float]) -> dict[str, float]:
+    return {f"fp8/{name}/{tensor}/{f}": value for f, value in zip(FIGURES, row, strict=True)}
 
 
 class _GradientProbe(torch.autograd.Function):

@@ -53,9 +53,12 @@ def by_hand(case: Case) -> tuple[float, float, int, int]:
     """Amax, scale, saturated, underflow: block by block in float64, from the definitions."""
     columns = case.tensor.shape[-1]
     values = case.tensor.detach().cpu().float().reshape(-1, columns)
-    heights = {ScaleFrom.ROW_BLOCKS: 1, ScaleFrom.TILES: 128}
-    height = heights.get(case.rule.scale_from, values.shape[0])
-    width = 128 if case.rule.scale_from in heights else columns
+    blocks = {
+        ScaleFrom.ROW_BLOCKS: (1, 128),
+        ScaleFrom.TILES: (128, 128),
+        ScaleFrom.ROWS: (1, columns),
+    }
+    height, width = blocks.get(case.rule.scale_from, values.shape)
     least, saturated, underflow = float("inf"), 0, 0
     for top in range(0, values.shape[0], height):
         for left in range(0, columns, width):

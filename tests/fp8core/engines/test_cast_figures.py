@@ -38,7 +38,7 @@ def test_every_case_is_what_the_definitions_give() -> None:
     for case in cases():
         assert figures_of(case) == by_hand(case), case.label
         seen += 1
-    assert seen == 6 * 3 * 2 * 4 * 2
+    assert seen == 6 * 3 * 2 * len(ScaleFrom) * 2
 
 
 def test_edges_of_the_formats() -> None:
