@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fp8core.conversion.key_map import KeyMap
+
+if TYPE_CHECKING:
+    from fp8core.fusion.fuse import ModelFusion
 
 __all__ = ["ConversionReport", "ConversionRow", "Replacement", "count_rows"]
 
@@ -62,6 +66,18 @@ class ConversionReport:
     rows: list[ConversionRow]
     key_map: KeyMap = field(default_factory=KeyMap)
     replacements: list[Replacement] = field(default_factory=list)
+    fusion: ModelFusion | None = None
+    """The fused blocks; None where none was looked for."""
+
+    def converted_layers(self) -> dict[str, nn.Module]:
+        """The layers that compute in the engine's precision now, by name: what can be put back.
+
+        Of a fused layer the module that holds its Parameters.
+        """
+        layers = {item.name: item.replacement for item in self.replacements}
+        if self.fusion is not None:
+            layers |= {name: self.model.get_submodule(name) for name in self.fusion.layers}
+        return layers
 
     @property
     def converted(self) -> list[ConversionRow]:
@@ -72,8 +88,15 @@ class ConversionReport:
         return [row for row in self.rows if row.reason is not None]
 
     def to_json(self) -> list[dict[str, str | None]]:
-        """The rows as ``{"name", "from", "to", "group", "reason"}``; reason null: converted."""
-        return [row.to_json() for row in self.rows]
+        """The rows as ``{"name", "from", "to", "group", "reason"}``; reason null: converted.
+
+        Behind those of the layers stand those of the blocks that fusion looked at.
+        """
+        blocks = [] if self.fusion is None else self.fusion.rows
+        return [
+            *(row.to_json() for row in self.rows),
+            *(ConversionRow(b.name, b.kind, b.to, None, b.reason).to_json() for b in blocks),
+        ]
 
 
 def count_rows(rows: list[ConversionRow]) -> dict[str, object]:

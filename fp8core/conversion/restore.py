@@ -27,6 +27,8 @@ def restore(model: nn.Module, report: ConversionReport) -> nn.Module:
     lost = [r.name for r in report.replacements if id(r.replacement) not in present]
     if lost:
         raise ValueError(f"not in this model, so it cannot be restored: {', '.join(lost[:5])}")
+    if report.fusion is not None:
+        report.fusion.remove_all()
     for item in reversed(report.replacements):
         give_back(item)
         model = put_in_place(model, item.replacement, item.original)
@@ -38,13 +40,18 @@ def restore(model: nn.Module, report: ConversionReport) -> nn.Module:
 def restore_layers(report: ConversionReport, reasons: Mapping[str, str]) -> None:
     """Put some of the original modules back into ``report.model``, by name and why.
 
-    As in ``restore`` the Parameters are those of this moment. The rows of these layers say from now
-    on that they are kept, and the reason. Raises KeyError, before anything is changed, for a name
-    that is not of a converted layer.
+    With a fused layer go all that it was fused with. As in ``restore`` the Parameters are those of
+    this moment. The rows of these layers say from now on that they are kept, and the reason. Raises
+    KeyError, before anything is changed, for a name that is not of a converted layer.
     """
-    unknown = reasons.keys() - {item.name for item in report.replacements}
+    unknown = reasons.keys() - report.converted_layers().keys()
     if unknown:
         raise KeyError(f"not converted: {', '.join(sorted(unknown)[:5])}")
+    reasons = dict(reasons)
+    if report.fusion is not None:
+        layers_of = report.fusion.remove(reasons)
+        for name, half in layers_of.items():
+            reasons.setdefault(name, f"it was fused in {half} with a layer that was put back")
     for item in [item for item in report.replacements if item.name in reasons]:
         give_back(item)
         report.model = put_in_place(report.model, item.replacement, item.original)

@@ -30,7 +30,9 @@ class Batch:
     ``document_ids`` [B, T] int32 (-1: padding) say who may attend to whom, see
     ``fp8core.data.attention``. ``position_ids`` [B, T] int64 restart at 0 in every document.
     ``token_count``: real tokens, without padding. ``target_count``: labels that are not -100 (rows
-    for classification). ``causal``: whether tokens may only look back.
+    for classification). ``causal``: whether tokens may only look back. ``document_bounds`` [n + 1]
+    int32: where each document of a packed batch begins in its rows laid one after another, a run of
+    padding counted as one, and the end of the last; None: not counted yet.
     """
 
     input_ids: Tensor
@@ -41,21 +43,30 @@ class Batch:
     token_count: int
     target_count: int
     causal: bool
+    document_bounds: Tensor | None = None
 
     @property
     def packed(self) -> bool:
         return self.attention_mask is None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The same batch on ``device``."""
-        mask = self.attention_mask
+        """The same batch on ``device``. ``non_blocking``: nobody waits for the copy to a GPU."""
+        pinned = non_blocking and torch.device(device).type == "cuda"
+
+        def moved(tensor: Tensor) -> Tensor:
+            # From pageable memory the copy would wait for all that the device has to do before it.
+            source = tensor.pin_memory() if pinned and tensor.device.type == "cpu" else tensor
+            return source.to(device, non_blocking=non_blocking)
+
+        mask, bounds = self.attention_mask, self.document_bounds
         return replace(
             self,
-            input_ids=self.input_ids.to(device, non_blocking=non_blocking),
-            labels=self.labels.to(device, non_blocking=non_blocking),
-            attention_mask=None if mask is None else mask.to(device, non_blocking=non_blocking),
-            position_ids=self.position_ids.to(device, non_blocking=non_blocking),
-            document_ids=self.document_ids.to(device, non_blocking=non_blocking),
+            input_ids=moved(self.input_ids),
+            labels=moved(self.labels),
+            attention_mask=None if mask is None else moved(mask),
+            position_ids=moved(self.position_ids),
+            document_ids=moved(self.document_ids),
+            document_bounds=None if bounds is None else moved(bounds),
         )
 
 

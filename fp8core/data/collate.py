@@ -117,6 +117,7 @@ class Collator:
             token_count=int(real.sum()),
             target_count=int((labels != IGNORED).sum()),
             causal=self.task == "causal_lm",
+            document_bounds=_bounds(documents) if self.packed else None,
         )
 
     def has_targets(self, row: Row) -> bool:
@@ -126,3 +127,11 @@ class Collator:
         if self.task == "sequence_classification":
             return len(row.ids) > 0
         return bool((row.labels != IGNORED).any())
+
+
+def _bounds(documents: NDArray[np.int32]) -> torch.Tensor:
+    """``Batch.document_bounds`` of document ids [B, T]."""
+    begins = np.ones(documents.shape, dtype=bool)
+    begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    bounds = np.append(np.flatnonzero(begins), documents.size)
+    return torch.from_numpy(bounds.astype(np.int32))

@@ -55,6 +55,13 @@ class Conversion(Part):
     keep_first_last: bool = Field(
         default=False, description="Keep the first and the last linear layer in high precision."
     )
+    fuse: Literal["auto", "none"] = Field(
+        default="auto",
+        description=(
+            "`auto`: decoder blocks compute through fused kernels where the engine has them (te) "
+            "and a block's fused form gives the same numbers. `none`: layer by layer."
+        ),
+    )
 
 
 class LoraAdapter(Part, title="LoRA"):

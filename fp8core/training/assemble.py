@@ -10,6 +10,8 @@ import torch
 from fp8core.conversion import ConversionReport, convert
 from fp8core.durable import write_json
 from fp8core.engines.protocol import Engine
+from fp8core.fusion import BlockRow, ModelFusion
+from fp8core.fusion.cross_entropy import fused_cross_entropy
 from fp8core.models import LoadedModel
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.spec.job import JobSpec
@@ -20,7 +22,7 @@ from fp8core.training.learner import Learner
 from fp8core.training.optimizer import AdamW, decays
 from fp8core.training.precision import dtype_of, set_gradient_dtype
 from fp8core.training.ranks.world import SOLO, World
-from fp8core.training.tasks import create_task
+from fp8core.training.tasks import Task, create_task
 from fp8core.training.workdir import Workdir
 
 if TYPE_CHECKING:  # peft takes seconds to import, and most runs have no use for it
@@ -51,7 +53,8 @@ def assemble(
     Called alike on all ranks of ``world``; afterwards each draws random numbers of its own.
     """
     targets = adapter_targets(loaded.model, spec.adapter) if spec.adapter is not None else []
-    conversion = convert(loaded.model, engine, spec.conversion)
+    apart = {layer.name: "an adapter goes beside it" for layer in targets}
+    conversion = convert(loaded.model, engine, spec.conversion, apart=apart)
     model = conversion.model
     adapter = None
     if spec.adapter is not None:
@@ -65,6 +68,8 @@ def assemble(
         engine.share_amaxes(world)
     engine.prepare(model)
     task = create_task(spec.task, class_count=class_count)
+    if conversion.fusion is not None:
+        _fuse_loss(task, conversion.fusion, engine)
     learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
     random_state.part_from_rank_0(spec.training.seed, world.rank)
     return Assembled(learner, conversion, adapter)
@@ -89,6 +94,19 @@ def announce_conversion(
         path = path.with_name(f"conversion-{step:08d}.json")
         write_json(path, conversion.to_json())
     telemetry.artifact("conversion", workdir.relative(path), step)
+
+
+def _fuse_loss(task: Task, fusion: ModelFusion, engine: Engine) -> None:
+    if not fusion.blocks:
+        return
+    found = fused_cross_entropy(engine.device)
+    reason = None
+    if isinstance(found, str):
+        reason = found
+    else:
+        task.cross_entropy = found
+    fused = () if reason else ("loss",)
+    fusion.rows.append(BlockRow("loss", "CrossEntropy", fused, reason))
 
 
 def _optimizer(spec: JobSpec, model: torch.nn.Module) -> AdamW:

@@ -157,7 +157,7 @@ class DivergenceGuard:
         where: str,
         finding: Finding | None,
     ) -> Verdict:
-        converted = [item.name for item in self._conversion.replacements]
+        converted = list(self._conversion.converted_layers())
         layers = self._at_fault(finding) if self._repeated_step != start.step else []
         layers = layers or converted
         if not layers:
@@ -184,7 +184,8 @@ class DivergenceGuard:
         if finding is None or not finding.layer:
             return []
         found = {id(m) for m in self._learner.model.get_submodule(finding.layer).modules()}
-        return [i.name for i in self._conversion.replacements if id(i.replacement) in found]
+        layers = self._conversion.converted_layers()
+        return [name for name, layer in layers.items() if id(layer) in found]
 
     def _diverged(self, figures: StepFigures, text: str, finding: Finding | None) -> Diverged:
         self._telemetry.event("diverged", text, _data(figures, finding))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch
 from fp8core.engines.protocol import Engine
+from fp8core.fusion import fused_inputs
 
 __all__ = ["logits_in", "logits_of"]
 
@@ -24,8 +24,7 @@ def logits_of(model: nn.Module, batch: Batch, engine: Engine) -> Tensor:
 
 def logits_in(model: nn.Module, batch: Batch, compute_dtype: torch.dtype) -> Tensor:
     """As ``logits_of``, for attention scores of ``compute_dtype``."""
-    config: Any = model.config
-    inputs = model_inputs(batch, config, compute_dtype)
+    inputs = fused_inputs(model, batch, compute_dtype)
     if _takes_cache(type(model)):
         inputs["use_cache"] = False  # it serves generation only
     return cast(Tensor, model(**inputs).logits)

@@ -9,6 +9,8 @@ run draws the same ones.
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch.optim.adamw import adamw
 
 __all__ = ["AdamW", "clip_by_global_norm", "decays", "global_norm"]
 
+_MIX_PLACES = 0xBF58476D1CE4E5B9  # odd, and unlike the other
 _MIX = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads consecutive numbers
 
 
@@ -58,6 +61,7 @@ class AdamW(torch.optim.Optimizer):
     ) -> None:
         named = [(name, parameter) for name, parameter in parameters if parameter.requires_grad]
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
+        self._places: dict[Tensor, int] = {p: place for place, (_, p) in enumerate(named)}
         self._betas = betas
         self._eps = eps
         self._state_dtype = state_dtype
@@ -99,12 +103,14 @@ class AdamW(torch.optim.Optimizer):
         self._updates += 1
         generators: dict[torch.device, torch.Generator] = {}
         for group in self.param_groups:
-            plain = []
+            plain, on_gpu = [], []
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
                 if self._is_plain(parameter):
                     plain.append(parameter)
+                elif _has_kernel(parameter):
+                    on_gpu.append(parameter)
                 else:
                     generator = generators.get(parameter.device)
                     if generator is None:
@@ -115,6 +121,8 @@ class AdamW(torch.optim.Optimizer):
             if plain:
                 states = [self.state[parameter] for parameter in plain]
                 self._update(plain, [parameter.grad for parameter in plain], states, group, unless)
+            if on_gpu:
+                self._update_in_one_pass(on_gpu, group, unless)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that the next update depends on, by parameter name (live tensors)."""
@@ -172,6 +180,34 @@ class AdamW(torch.optim.Optimizer):
             found_inf=unless,
         )
 
+    def _update_in_one_pass(
+        self, parameters: list[nn.Parameter], group: dict[str, Any], unless: Tensor | None
+    ) -> None:
+        """What ``_update_rounded`` does, in one kernel for each parameter."""
+        from fp8core.training.adamw_kernel import update  # needs Triton, which CPU builds lack
+
+        steps = [self.state[parameter]["step"] for parameter in parameters]
+        torch._foreach_add_(steps, 1.0)
+        if unless is not None:
+            torch._foreach_add_(steps, unless, alpha=-1.0)
+        for parameter in parameters:
+            assert parameter.grad is not None
+            update(
+                parameter,
+                parameter.grad.contiguous(),
+                self.state[parameter],
+                lr=group["lr"],
+                betas=self._betas,
+                eps=self._eps,
+                weight_decay=group["weight_decay"],
+                seed=self._seed_of(self._places[parameter]),
+                unless=unless,
+            )
+
+    def _seed_of(self, place: int) -> int:
+        """Of the random bits of this update; ``place``: of a parameter among all."""
+        return (self._seed + self._updates * _MIX + (place + 1) * _MIX_PLACES) % 2**63
+
     def _update_rounded(
         self,
         parameter: nn.Parameter,
@@ -196,6 +232,15 @@ class AdamW(torch.optim.Optimizer):
             _store(parameter, weight, generator)
         else:
             parameter.copy_(master)
+
+
+def _has_kernel(parameter: nn.Parameter) -> bool:
+    return parameter.is_cuda and parameter.is_contiguous() and _triton_is_here()
+
+
+@functools.cache
+def _triton_is_here() -> bool:
+    return importlib.util.find_spec("triton") is not None
 
 
 def global_norm(gradients: list[Tensor]) -> Tensor:

@@ -157,6 +157,7 @@ def _beginning(batch: Batch, rows: int) -> Batch:
         attention_mask=None if mask is None else part(mask),
         position_ids=part(batch.position_ids),
         document_ids=part(batch.document_ids),
+        document_bounds=None,
     )
 
 

@@ -10,10 +10,10 @@ import math
 from abc import ABC, abstractmethod
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fp8core.data.batch import IGNORED, Batch
+from fp8core.fusion.cross_entropy import SumOfCrossEntropies, plain_cross_entropy
 from fp8core.training.ranks.world import World
 
 __all__ = ["Task", "create_task"]
@@ -34,6 +34,8 @@ class Task(ABC):
     def __init__(self) -> None:
         self._loss = 0.0
         self._targets = 0
+        self.cross_entropy: SumOfCrossEntropies = plain_cross_entropy
+        """What sums up the losses; a fused one in the place of PyTorch's writes over the logits."""
 
     @abstractmethod
     def targets(self, batch: Batch) -> Tensor:
@@ -45,13 +47,7 @@ class Task(ABC):
 
     def loss_sum(self, logits: Tensor, batch: Batch) -> Tensor:
         """Sum of the cross-entropies over the targets: fp32, without dimensions."""
-        targets = self.targets(batch)
-        return F.cross_entropy(
-            logits.float().view(-1, logits.shape[-1]),
-            targets.reshape(-1),
-            ignore_index=IGNORED,
-            reduction="sum",
-        )
+        return self.cross_entropy(logits, self.targets(batch))
 
     def reset(self) -> None:
         self._loss = 0.0

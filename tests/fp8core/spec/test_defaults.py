@@ -50,6 +50,7 @@ RESOLVED: dict[str, Any] = {
         "skip": [],
         "only": None,
         "keep_first_last": False,
+        "fuse": "auto",
     },
     "adapter": None,
     "training": {

@@ -1,0 +1,170 @@
+"""A decoder block that computes its output through fused parts, and can go back at any time.
+
+The layer object stays in the model with all its children, Parameters and hooks; its class becomes a
+subclass of its own whose ``forward`` takes the fused way. What that way does not serve (a key-value
+cache, a mask of the caller's own) takes the layer's own, with the same Parameters.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.fusion.joined import lay_together
+from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf
+from fp8core.fusion.rotary import RotaryAngles
+from fp8core.fusion.sequences import Sequences
+
+__all__ = ["SEQUENCES", "FusedAttention", "FusedBlock", "FusedMLP"]
+
+SEQUENCES = "fused_sequences"
+"""The keyword under which a `Sequences` goes through a model to its blocks."""
+
+_HELD = "_fused_block"
+_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
+
+
+class FusedAttention:
+    """``o(attention(rotate(q), rotate(k), v))`` of the normalised input."""
+
+    def __init__(self, half: AttentionHalf, parts: BlockParts, angles: RotaryAngles) -> None:
+        self.half = half
+        self.group = f"{half.name}.qkv_proj"
+        linears = [half.q.module, half.k.module, half.v.module]
+        lay_together([linear.weight for linear in linears])  # type: ignore[misc]
+        if linears[0].bias is not None:
+            lay_together([linear.bias for linear in linears])
+        self._widths = [linear.out_features for linear in linears]
+        self._parts = parts
+        self._angles = angles
+        self.norm_qkv = parts.norm_linear(half.norm, linears, self.group)
+        self.attend = parts.attention(half)
+        self.output = parts.linear(half.o.module, half.o.name)
+
+    def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
+        half = self.half
+        split = torch.split(self.norm_qkv(x), self._widths, dim=-1)
+        query, key, value = (
+            part.view(*part.shape[:-1], heads, half.head_dim)
+            for part, heads in zip(split, (half.heads, half.kv_heads, half.kv_heads), strict=True)
+        )
+        if half.head_norms:
+            # Looked up at each call: these norms are layers of their own, which may be converted.
+            query, key = half.module.q_norm(query), half.module.k_norm(key)  # type: ignore[operator]
+        angles = self._angles.upto(sequences.length, x.device)
+        query = self._parts.rotate(query, angles, sequences)
+        key = self._parts.rotate(key, angles, sequences)
+        return self.output(self.attend(query, key, value, sequences))
+
+
+class FusedMLP:
+    """``down(act(gate) * up)`` of the normalised input."""
+
+    def __init__(self, half: MLPHalf, parts: BlockParts) -> None:
+        self.half = half
+        self.group = half.name
+        lay_together([half.gate.module.weight, half.up.module.weight])  # type: ignore[list-item]
+        self.norm_mlp = parts.norm_mlp(half)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.norm_mlp(x)
+
+
+class FusedBlock:
+    """The fused parts of one block. ``install`` puts them to work, ``remove`` takes them out."""
+
+    def __init__(
+        self, name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles
+    ) -> None:
+        self.name = name
+        self.layer = layer
+        self._kinds = parts.kinds
+        self.attention: FusedAttention | None = None
+        self.mlp: FusedMLP | None = None
+        if halves.attention is not None:
+            self.attention = FusedAttention(halves.attention, parts, angles)
+        if halves.mlp is not None:
+            self.mlp = FusedMLP(halves.mlp, parts)
+        self._own_class = type(layer)
+
+    @property
+    def installed(self) -> bool:
+        return self.layer.__dict__.get(_HELD) is self
+
+    @property
+    def groups(self) -> dict[str, tuple[str, ...]]:
+        """The layers that are part of each fused half, by the half's name."""
+        halves = [half for half in (self.attention, self.mlp) if half is not None]
+        return {half.half.name: half.half.layers for half in halves}
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """The class of the fused module that each of those layers is part of."""
+        found: dict[str, str] = {}
+        if self.attention is not None:
+            *together, output = self.attention.half.layers
+            found.update(dict.fromkeys(together, self._kinds["norm_linear"]))
+            found[output] = self._kinds["linear"]
+        if self.mlp is not None:
+            found.update(dict.fromkeys(self.mlp.half.layers, self._kinds["norm_mlp"]))
+        return found
+
+    @property
+    def made(self) -> list[str]:
+        """The names under which parts were made."""
+        names = []
+        if self.attention is not None:
+            names += [self.attention.group, self.attention.half.o.name]
+        return names if self.mlp is None else [*names, self.mlp.group]
+
+    def install(self) -> None:
+        self.layer.__class__ = _fused_class(self._own_class)  # type: ignore[arg-type]  # a type is hashable
+        self.layer.__dict__[_HELD] = self
+
+    def remove(self) -> None:
+        """The layer computes as it did before; its Parameters stay as they are now."""
+        if self.installed:
+            del self.layer.__dict__[_HELD]
+            self.layer.__class__ = self._own_class
+
+    def remove_half(self, name: str) -> None:
+        if self.attention is not None and self.attention.half.name == name:
+            self.attention = None
+        if self.mlp is not None and self.mlp.half.name == name:
+            self.mlp = None
+        if self.attention is None and self.mlp is None:
+            self.remove()
+
+    def __call__(self, hidden: Tensor, sequences: Sequences, options: dict[str, Any]) -> Tensor:
+        layer: Any = self.layer
+        if self.attention is not None:
+            hidden = hidden + self.attention(hidden, sequences)
+        else:
+            attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **options)
+            hidden = hidden + (attended[0] if isinstance(attended, tuple) else attended)
+        if self.mlp is not None:
+            return hidden + self.mlp(hidden)
+        output: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        return output
+
+
+@functools.cache
+def _fused_class(kind: Any) -> Any:
+    own_forward = kind.forward
+
+    def forward(self: Any, hidden_states: Tensor, *positional: Any, **options: Any) -> Any:
+        sequences = options.pop(SEQUENCES, None)
+        block: FusedBlock = self.__dict__[_HELD]
+        cached = any(options.get(name) is not None for name in _CACHES)
+        if sequences is None and options.get("attention_mask") is None and not cached:
+            # No mask means causal over each row.
+            sequences = Sequences(*hidden_states.shape[:2])
+        if sequences is None or positional or cached:
+            return own_forward(self, hidden_states, *positional, **options)
+        return block(hidden_states, sequences, options)
+
+    members = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
+    return type(f"Fused{kind.__name__}", (kind,), members)

@@ -1,0 +1,143 @@
+"""Proof that a fused block computes what the block computes: outputs and gradients, before use."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.fusion.blocks import FusedBlock
+from fp8core.fusion.parts import BlockParts
+from fp8core.fusion.rotary import RotaryAngles
+from fp8core.fusion.sequences import Sequences
+
+__all__ = ["BOUND", "BOUNDS", "difference", "refusal"]
+
+BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
+"""The largest difference allowed, relative to the 2-norm of what is compared, by compute dtype.
+
+Two ways to compute a block round at different places: in bf16 (8 bits) each rounding is 0.4 % at
+most, and a gradient passes some twenty of them. Two rows of a matrix exchanged, a wrong angle or a
+wrong mask differ by tens of per cent.
+"""
+BOUND = BOUNDS[torch.bfloat16]
+
+_ROWS, _LENGTH = 2, 128
+_DOCUMENTS = (0, 80, 128, 144, 256)
+
+
+def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles) -> str | None:
+    """Why ``block`` must not be fused; None where all that is compared agrees.
+
+    Random inputs of two rows, once each a sequence and once with documents packed in them.
+    """
+    parameter = next(block.layer.parameters())
+    device = parameter.device
+    dtype = torch.bfloat16 if device.type == "cuda" else parameter.dtype
+    bound = BOUNDS[dtype]
+    packed = torch.tensor(_DOCUMENTS, dtype=torch.int32, device=device)
+    for sequences in (Sequences(_ROWS, _LENGTH), Sequences(_ROWS, _LENGTH, packed)):
+        kind = "packed documents" if sequences.bounds is not None else "whole rows"
+        try:
+            found = difference(block, parts, angles, sequences, dtype)
+        except torch.OutOfMemoryError:
+            raise
+        # The kernels of a fused part may refuse shapes and masks in their own ways.
+        except Exception as error:
+            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            return f"its fused form fails on {kind}: {text}"
+        worst, value = max(found.items(), key=lambda item: item[1])
+        if not value <= bound:
+            return f"{worst} of its fused form differs by {value:.2g} on {kind} (bound {bound:g})"
+    return None
+
+
+def difference(
+    block: FusedBlock,
+    parts: BlockParts,
+    angles: RotaryAngles,
+    sequences: Sequences,
+    dtype: torch.dtype,
+) -> dict[str, float]:
+    """How far the fused block is from the plain one, by what is compared, relative in 2-norm.
+
+    The residual is taken off the output: beside it, what a block adds would be small.
+    """
+    layer: Any = block.layer
+    parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
+    device = next(layer.parameters()).device
+    generator = torch.Generator(device=device).manual_seed(0)
+    shape = (sequences.rows, sequences.length, _width(layer))
+    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    along = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    window = block.attention.half.window if block.attention is not None else None
+    options = _options(layer, sequences, angles, dtype, window)
+    results = []
+    for fused in (False, True):
+        given = x.clone().requires_grad_()
+        with parts.high_precision(), _training(layer):
+            if fused:
+                output = block(given, sequences, options)
+            else:
+                output = layer(given, **options)
+            output = output[0] if isinstance(output, tuple) else output
+            added = output - given
+            loss = (added.float() * along.float()).sum()
+        gradients = torch.autograd.grad(loss, [given, *parameters.values()], allow_unused=True)
+        results.append([added.detach(), *gradients])
+    names = [
+        "the output",
+        "the gradient of the input",
+        *(f"the gradient of {n}" for n in parameters),
+    ]
+    compared = zip(names, *results, strict=True)
+    return {name: _relative(own, other) for name, own, other in compared}
+
+
+def _options(
+    layer: nn.Module,
+    sequences: Sequences,
+    angles: RotaryAngles,
+    dtype: torch.dtype,
+    window: int | None,
+) -> dict[str, Any]:
+    """What a transformers model hands to its blocks."""
+    device = next(layer.parameters()).device
+    positions = sequences.positions(device)
+    table = angles.upto(sequences.length, device)[positions]
+    blocked = torch.zeros(1, dtype=dtype, device=device)
+    allowed = sequences.mask(device, window)
+    mask = blocked.expand(allowed.shape).masked_fill(~allowed, torch.finfo(dtype).min)
+    return {
+        "attention_mask": mask,
+        "position_ids": positions,
+        "position_embeddings": (table.cos().to(dtype), table.sin().to(dtype)),
+    }
+
+
+def _width(layer: nn.Module) -> int:
+    norm: Any = layer.get_submodule("input_layernorm")
+    return int(norm.weight.numel())
+
+
+def _relative(own: Tensor | None, other: Tensor | None) -> float:
+    if own is None or other is None:
+        return 0.0 if own is other else float("inf")
+    size = float(own.float().norm())
+    apart = float((own.float() - other.float()).norm())
+    return apart / size if size else apart
+
+
+@contextmanager
+def _training(layer: nn.Module) -> Iterator[None]:
+    """In training mode without dropout of a kind that is not looked for: there is none here."""
+    before = layer.training
+    layer.train()
+    try:
+        with torch.enable_grad():
+            yield
+    finally:
+        layer.train(before)

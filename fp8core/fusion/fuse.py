@@ -1,0 +1,193 @@
+"""Fusing the decoder blocks of a model: recognised, proved on numbers, and put to work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.data.attention import model_inputs
+from fp8core.data.batch import Batch
+from fp8core.fusion import check
+from fp8core.fusion.blocks import SEQUENCES, FusedBlock
+from fp8core.fusion.parts import BlockParts, Halves
+from fp8core.fusion.recognise import describe_block, find_blocks
+from fp8core.fusion.rotary import RotaryAngles, rotary_angles
+from fp8core.fusion.sequences import Sequences
+
+__all__ = ["BlockRow", "ModelFusion", "fuse", "fused_inputs"]
+
+_HELD = "_model_fusion"
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """One block that was looked at: fused wholly or in part, or not, and why (not)."""
+
+    name: str
+    kind: str
+    fused: tuple[str, ...]
+    """Names of the halves that are fused."""
+    reason: str | None
+
+    @property
+    def to(self) -> str | None:
+        """The class it has now; None where nothing of it is fused."""
+        return f"Fused{self.kind}" if self.fused else None
+
+
+@dataclass
+class ModelFusion:
+    """The fused blocks of one model. ``whole``: no attention of the model needs a mask."""
+
+    blocks: list[FusedBlock] = field(default_factory=list)
+    rows: list[BlockRow] = field(default_factory=list)
+    candidates: int = 0
+    """How many blocks the model has."""
+
+    @property
+    def layers(self) -> dict[str, str]:
+        """The names of all layers that are part of a fused half, each with its group."""
+        found = {}
+        for block in self.blocks:
+            for half, layers in block.groups.items():
+                found.update(dict.fromkeys(layers, half))
+        return found
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """The class of the fused module that each of those layers is part of."""
+        return {name: kind for block in self.blocks for name, kind in block.classes.items()}
+
+    @property
+    def whole(self) -> bool:
+        with_attention = sum(block.attention is not None for block in self.blocks)
+        return with_attention == self.candidates > 0
+
+    def remove(self, layers: Collection[str]) -> dict[str, str]:
+        """Un-fuses each half with one of ``layers``; all layers of those halves, with the half."""
+        removed = {}
+        for block in self.blocks:
+            for half, names in block.groups.items():
+                if set(names) & set(layers):
+                    removed.update(dict.fromkeys(names, half))
+                    block.remove_half(half)
+        return removed
+
+    def remove_all(self) -> None:
+        for block in self.blocks:
+            block.remove()
+        self.blocks.clear()
+
+
+def fuse(
+    model: nn.Module,
+    parts: BlockParts,
+    kept: Mapping[str, str],
+    *,
+    length: int = 4096,
+) -> ModelFusion:
+    """Fuses what can be fused of ``model``, in place; says of every block what became of it.
+
+    ``kept``: layers that must stay layers of their own, each with the reason; the half of a block
+    that holds one is not fused. ``length``: up to which position rotary angles are compared.
+    """
+    fusion = ModelFusion()
+    candidates = list(find_blocks(model))
+    fusion.candidates = len(candidates)
+    if not candidates:
+        return fusion
+    config: Any = getattr(model, "config", None)
+    angles, wrong = rotary_angles(model, length)
+    for name, layer in candidates:
+        kind = type(layer).__name__
+        halves = describe_block(name, layer, config)
+        _keep(halves, kept)
+        if wrong is not None and halves.attention is not None:
+            halves.attention = None
+            halves.reasons.append(wrong)
+        block = None
+        if angles is None:
+            # Without them a block cannot be run, and so not be compared.
+            halves.mlp = None
+        elif halves.attention is not None or halves.mlp is not None:
+            block = _proved(name, layer, halves, parts, angles)
+        if block is not None:
+            block.install()
+            fusion.blocks.append(block)
+        fused = tuple(block.groups) if block is not None else ()
+        reason = "; ".join(halves.reasons) or None
+        fusion.rows.append(BlockRow(name, kind, fused, reason))
+    model.__dict__[_HELD] = fusion
+    return fusion
+
+
+def fused_inputs(model: nn.Module, batch: Batch, compute_dtype: torch.dtype) -> dict[str, Any]:
+    """Keyword arguments of ``model`` for ``batch``: `model_inputs`, and what fused blocks need.
+
+    Where every attention is fused, no mask of [T, T] is made, and none is looked at.
+    """
+    config: Any = model.config
+    fusion: ModelFusion | None = model.__dict__.get(_HELD)
+    sequences = Sequences.of(batch) if fusion is not None and fusion.blocks else None
+    if fusion is None or sequences is None:
+        return model_inputs(batch, config, compute_dtype)
+    if not fusion.whole:
+        return {**model_inputs(batch, config, compute_dtype), SEQUENCES: sequences}
+    # A key-value cache would lead past the fused way, which alone knows the sequences.
+    inputs: dict[str, Any] = {
+        "input_ids": batch.input_ids,
+        "use_cache": False,
+        SEQUENCES: sequences,
+    }
+    if batch.packed:
+        inputs["position_ids"] = batch.position_ids
+    # transformers passes a mask of four dimensions on as it is, and makes none of its own.
+    inputs["attention_mask"] = _no_mask(batch.input_ids)
+    return inputs
+
+
+def _no_mask(ids: Tensor) -> Tensor:
+    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+
+
+def _keep(halves: Halves, kept: Mapping[str, str]) -> None:
+    for half in (halves.attention, halves.mlp):
+        if half is None:
+            continue
+        name = next((name for name in half.layers if name in kept), None)
+        if name is not None:
+            halves.reasons.append(f"{name} is kept: {kept[name]}")
+            if half is halves.attention:
+                halves.attention = None
+            else:
+                halves.mlp = None
+
+
+def _proved(
+    name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles
+) -> FusedBlock | None:
+    """The block with as many halves fused as agree with the plain ones."""
+    attention, mlp = halves.attention, halves.mlp
+    choices = [(attention, mlp), (attention, None), (None, mlp)]
+    for choice in dict.fromkeys(pair for pair in choices if any(pair)):
+        halves.attention, halves.mlp = choice
+        try:
+            block = FusedBlock(name, layer, halves, parts, angles)
+        except torch.OutOfMemoryError:
+            raise
+        # An engine may refuse what it is asked to build in its own ways.
+        except Exception as error:
+            reason: str | None = f"it cannot be built: {type(error).__name__}: {error}"
+        else:
+            reason = check.refusal(block, parts, angles)
+            if reason is None:
+                return block
+            parts.forget(block.made)
+        if not all(choice) or attention is None or mlp is None:
+            halves.reasons.append(str(reason))
+    halves.attention = halves.mlp = None
+    return None

@@ -1,0 +1,139 @@
+"""What a fused block is made of, and who makes it.
+
+A block is described by what it computes (`AttentionHalf`, `MLPHalf`); an engine's `BlockParts`
+makes the kernels that compute it over the very Parameters of the block's own layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+from fp8core.engines.protocol import NormDescription
+from fp8core.fusion.sequences import Sequences
+
+__all__ = [
+    "AttentionHalf",
+    "BlockParts",
+    "FusingEngine",
+    "GatedActivation",
+    "MLPHalf",
+    "NamedLinear",
+]
+
+GatedActivation = Literal["swiglu", "geglu"]
+"""``act(gate) * up`` with SiLU, or with GELU in its tanh approximation."""
+
+
+@dataclass(frozen=True)
+class NamedLinear:
+    """A Linear of the model and its name there."""
+
+    name: str
+    module: nn.Linear
+
+
+@dataclass(frozen=True)
+class AttentionHalf:
+    """``x + o(attention(rotate(q), rotate(k), v))`` with q, k, v linear in ``norm(x)``.
+
+    ``q_norm`` and ``k_norm``: whether the attention module normalises each head of q and k, by its
+    children of these names. ``window``: how many tokens one sees, itself included; None: all.
+    """
+
+    name: str
+    module: nn.Module
+    norm: NormDescription
+    norm_name: str
+    q: NamedLinear
+    k: NamedLinear
+    v: NamedLinear
+    o: NamedLinear
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None
+    head_norms: bool
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.norm_name, self.q.name, self.k.name, self.v.name, self.o.name)
+
+
+@dataclass(frozen=True)
+class MLPHalf:
+    """``x + down(act(gate) * up)`` with gate and up linear in ``norm(x)``."""
+
+    name: str
+    norm: NormDescription
+    norm_name: str
+    gate: NamedLinear
+    up: NamedLinear
+    down: NamedLinear
+    activation: GatedActivation
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return (self.norm_name, self.gate.name, self.up.name, self.down.name)
+
+
+Kernel = Callable[[Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
+
+
+class BlockParts(Protocol):
+    """Makes the parts of fused blocks. Inputs and outputs are [B, T, features]."""
+
+    kinds: ClassVar[Mapping[str, str]]
+    """The class names of ``norm_linear``, ``linear`` and ``norm_mlp``, for the report."""
+
+    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+        """The Linears, side by side, of the normalised input."""
+        ...
+
+    def linear(self, linear: nn.Linear, name: str) -> Kernel: ...
+
+    def norm_mlp(self, half: MLPHalf) -> Kernel:
+        """``down(act(gate) * up)`` of the normalised input."""
+        ...
+
+    def attention(self, half: AttentionHalf) -> Attend:
+        """Of q [B, T, heads, d], k and v [B, T, kv_heads, d]: the outputs [B, T, heads * d]."""
+        ...
+
+    def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
+        """Rotary embedding of [B, T, heads, d]; ``angles`` [>= T, d] fp32 by position."""
+        ...
+
+    def forget(self, names: Iterable[str]) -> None:
+        """The parts made under these names are not used after all."""
+        ...
+
+    def high_precision(self) -> AbstractContextManager[object]:
+        """Inside, the parts compute without FP8."""
+        ...
+
+
+@runtime_checkable
+class FusingEngine(Protocol):
+    """An engine that can fuse blocks."""
+
+    def fusion_refusal(self) -> str | None:
+        """Why it fuses no block under its recipe, or None."""
+        ...
+
+    def block_parts(self) -> BlockParts: ...
+
+
+@dataclass
+class Halves:
+    """The halves of one block that are to be fused, and why not the others."""
+
+    attention: AttentionHalf | None = None
+    mlp: MLPHalf | None = None
+    reasons: list[str] = field(default_factory=list)

@@ -1,0 +1,97 @@
+"""The parts of a fused block in PyTorch's own operations, on any device, in any dtype.
+
+They compute what Transformer Engine's kernels compute, without FP8. The layout of joined weights,
+rotation, masks and grouped heads are proved with them against transformers where there is no GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fp8core.engines.protocol import NormDescription
+from fp8core.fusion.joined import join
+from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf
+from fp8core.fusion.sequences import Sequences
+
+__all__ = ["PlainParts"]
+
+
+class PlainParts:
+    """`BlockParts` without an engine."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "norm_linear": "NormLinear",
+        "linear": "Linear",
+        "norm_mlp": "NormMLP",
+    }
+
+    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+        weights = [linear.weight for linear in linears]
+        biases = [linear.bias for linear in linears]
+
+        def kernel(x: Tensor) -> Tensor:
+            bias = None if biases[0] is None else join(biases)
+            return F.linear(_normalised(x, norm), join(weights), bias)
+
+        return kernel
+
+    def linear(self, linear: nn.Linear, name: str) -> Kernel:
+        return lambda x: F.linear(x, linear.weight, linear.bias)
+
+    def norm_mlp(self, half: MLPHalf) -> Kernel:
+        weights = [half.gate.module.weight, half.up.module.weight]
+
+        def kernel(x: Tensor) -> Tensor:
+            gate, up = F.linear(_normalised(x, half.norm), join(weights)).chunk(2, dim=-1)
+            active = (
+                F.silu(gate) if half.activation == "swiglu" else F.gelu(gate, approximate="tanh")
+            )
+            return F.linear(active * up, half.down.module.weight)
+
+        return kernel
+
+    def attention(self, half: AttentionHalf) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+            output = F.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                attn_mask=sequences.mask(query.device, half.window),
+                scale=half.scale,
+                enable_gqa=half.heads != half.kv_heads,
+            )
+            return output.transpose(1, 2).flatten(2)
+
+        return attend
+
+    def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
+        turned = angles[sequences.positions(heads.device)][:, :, None, :]
+        first, second = heads.float().chunk(2, dim=-1)
+        rotated = torch.cat((-second, first), dim=-1)
+        return (heads * turned.cos() + rotated * turned.sin()).to(heads.dtype)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nothing is kept of them."""
+
+    def high_precision(self) -> nullcontext[None]:
+        return nullcontext()
+
+
+def _normalised(x: Tensor, norm: NormDescription) -> Tensor:
+    """The formulas of ``NormDescription``, computed in fp32."""
+    values = x.float()
+    if norm.kind == "layer_norm":
+        values = values - values.mean(-1, keepdim=True)
+    values = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + norm.eps)
+    assert norm.weight is not None
+    weight = norm.weight.float()
+    values = values * (1.0 + weight if norm.zero_centered else weight)
+    if norm.bias is not None:
+        values = values + norm.bias.float()
+    return values.to(x.dtype)

@@ -1,0 +1,192 @@
+"""Decoder blocks found by their structure: Llama's and those of its many descendants.
+
+A block is a module with the children ``self_attn``, ``mlp``, ``input_layernorm`` and
+``post_attention_layernorm`` and no other; its class is never asked for its name. What is found here
+is a claim about what the block computes; `check` proves it on numbers before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.conversion.norms import describe_norm
+from fp8core.engines.protocol import NormDescription
+from fp8core.fusion.parts import AttentionHalf, GatedActivation, Halves, MLPHalf, NamedLinear
+
+__all__ = ["describe_block", "find_blocks"]
+
+_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+
+
+def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """(name, module) of everything that has attention and an MLP of its own: candidates."""
+    for name, module in model.named_modules():
+        children = {key for key, child in module._modules.items() if child is not None}
+        if {"self_attn", "mlp"} <= children:
+            yield name, module
+
+
+def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
+    """The halves of ``block`` that fusion knows, and for each other one the reason."""
+    halves = Halves()
+    children = {key for key, child in block._modules.items() if child is not None}
+    if children != _CHILDREN:
+        odd = sorted(children ^ _CHILDREN)
+        halves.reasons.append(f"its parts are not those of a Llama block: {', '.join(odd)}")
+        return halves
+    if "forward" in block.__dict__:
+        halves.reasons.append("its forward was replaced on this one object")
+        return halves
+    for describe in (_attention, _mlp):
+        found = describe(name, block, config)
+        if isinstance(found, AttentionHalf):
+            halves.attention = found
+        elif isinstance(found, MLPHalf):
+            halves.mlp = found
+        else:
+            halves.reasons.append(found)
+    return halves
+
+
+def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
+    attention: Any = block.get_submodule("self_attn")
+    path = f"{name}.self_attn"
+    children = {key for key, child in attention._modules.items() if child is not None}
+    wanted = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    head_norms = children == wanted | {"q_norm", "k_norm"}
+    if children != wanted and not head_norms:
+        return f"{path} has other parts than q, k, v and o: {', '.join(sorted(children ^ wanted))}"
+    linears = _linears(path, attention, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    norm = _norm(f"{name}.input_layernorm", block.get_submodule("input_layernorm"))
+    for found in (linears, norm):
+        if isinstance(found, str):
+            return found
+    assert not isinstance(linears, str)
+    assert not isinstance(norm, str)
+    q, k, v, o = linears
+    if len({linear.module.bias is None for linear in (q, k, v)}) > 1:
+        return f"{path}: some of q, k and v have a bias and some have none"
+    if getattr(attention, "is_causal", None) is not True:
+        return f"{path} is not causal"
+    if getattr(attention, "attention_dropout", 0.0):
+        return f"{path} drops attention weights out"
+    if getattr(config, "attn_logit_softcapping", None) or hasattr(attention, "sinks"):
+        return f"{path} changes the scores before or in the softmax"
+    head_dim = getattr(attention, "head_dim", None)
+    if not isinstance(head_dim, int) or q.module.out_features % head_dim:
+        return f"{path} does not say how wide its heads are"
+    heads, kv_heads = q.module.out_features // head_dim, k.module.out_features // head_dim
+    if v.module.out_features != k.module.out_features or kv_heads < 1 or heads % kv_heads:
+        return f"{path}: {heads} heads of q and {kv_heads} of k and v do not fit"
+    if head_norms:
+        for child in ("q_norm", "k_norm"):
+            described = _norm(f"{path}.{child}", attention.get_submodule(child))
+            if isinstance(described, str):
+                return described
+            if described.normalized_shape != (head_dim,):
+                return f"{path}.{child} normalises over more than one head"
+    return AttentionHalf(
+        name=path,
+        module=attention,
+        norm=norm,
+        norm_name=f"{name}.input_layernorm",
+        q=q,
+        k=k,
+        v=v,
+        o=o,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        scale=float(getattr(attention, "scaling", head_dim**-0.5)),
+        window=_window(attention, config),
+        head_norms=head_norms,
+    )
+
+
+def _window(attention: Any, config: Any) -> int | None:
+    """As transformers has it: the layer's own, else the configuration's where it has but one."""
+    if hasattr(attention, "sliding_window"):
+        window = attention.sliding_window
+    elif getattr(config, "layer_types", None):
+        window = None
+    else:
+        window = getattr(config, "sliding_window", None)
+    return window if isinstance(window, int) else None
+
+
+def _mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
+    mlp: Any = block.get_submodule("mlp")
+    path = f"{name}.mlp"
+    wanted = ("gate_proj", "up_proj", "down_proj")
+    children = {key for key, child in mlp._modules.items() if child is not None}
+    if children - {"act_fn"} != set(wanted):
+        odd = sorted((children - {"act_fn"}) ^ set(wanted))
+        return f"{path} has other parts than gate, up and down: {', '.join(odd)}"
+    linears = _linears(path, mlp, wanted)
+    norm = _norm(
+        f"{name}.post_attention_layernorm", block.get_submodule("post_attention_layernorm")
+    )
+    for found in (linears, norm):
+        if isinstance(found, str):
+            return found
+    assert not isinstance(linears, str)
+    assert not isinstance(norm, str)
+    gate, up, down = linears
+    if any(linear.module.bias is not None for linear in linears):
+        return f"{path} has biases"
+    activation = _activation(getattr(mlp, "act_fn", None))
+    if activation is None:
+        return f"{path} has an activation that is neither SiLU nor GELU in its tanh approximation"
+    return MLPHalf(
+        name=path,
+        norm=norm,
+        norm_name=f"{name}.post_attention_layernorm",
+        gate=gate,
+        up=up,
+        down=down,
+        activation=activation,
+    )
+
+
+def _linears(path: str, parent: Any, names: tuple[str, ...]) -> tuple[NamedLinear, ...] | str:
+    found = []
+    for name in names:
+        module = parent.get_submodule(name)
+        if type(module) is not nn.Linear:
+            return f"{path}.{name} is a {type(module).__name__}, not a plain Linear"
+        found.append(NamedLinear(f"{path}.{name}", module))
+    return tuple(found)
+
+
+def _norm(name: str, module: nn.Module) -> NormDescription | str:
+    norm = describe_norm(module)
+    if isinstance(norm, str):
+        return f"{name}: {norm}"
+    if norm.weight is None:
+        return f"{name} has no weight"
+    return norm
+
+
+def _activation(function: Any) -> GatedActivation | None:
+    """What ``function`` computes, proved on numbers in float64."""
+    if not callable(function):
+        return None
+    points = torch.linspace(-12.0, 12.0, 769, dtype=torch.float64, device="cpu")
+    try:
+        with torch.no_grad(), torch.autocast("cpu", enabled=False):
+            values = function(points)
+    # An activation may be any callable, and fail in any way.
+    except Exception:
+        return None
+    references: dict[GatedActivation, Tensor] = {
+        "swiglu": nn.functional.silu(points),
+        "geglu": nn.functional.gelu(points, approximate="tanh"),
+    }
+    for activation, reference in references.items():
+        if isinstance(values, Tensor) and torch.allclose(values, reference, rtol=1e-9, atol=1e-12):
+            return activation
+    return None

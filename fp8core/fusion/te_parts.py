@@ -1,0 +1,211 @@
+"""The parts of a fused block in Transformer Engine's modules and kernels.
+
+The modules hold the very Parameters of the block's layers; they stand outside the module tree, so
+names and state dicts stay those of the plain model. The engine keeps their FP8 state.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.engines.protocol import NormDescription
+from fp8core.engines.weight_casts import WeightCasts
+from fp8core.fusion.joined import join
+from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf
+from fp8core.fusion.sequences import Sequences
+
+__all__ = ["TEParts"]
+
+Register = Callable[[str, Any, tuple[str, ...]], None]
+"""(name, module, names of its GEMMs): an engine takes a fused module's FP8 state over."""
+
+
+class TEParts:
+    """`BlockParts` of one te engine. ``convert_linear``: the engine's own, for single Linears."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "norm_linear": "LayerNormLinear",
+        "linear": "Linear",
+        "norm_mlp": "LayerNormMLP",
+    }
+
+    def __init__(
+        self,
+        register: Register,
+        forget: Callable[[Iterable[str]], None],
+        convert_linear: Callable[[nn.Linear, str], nn.Module],
+        casts: WeightCasts,
+        compute_dtype: torch.dtype,
+    ) -> None:
+        import transformer_engine.pytorch as te
+        from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
+
+        self._te = te
+        self._rotate = apply_rotary_pos_emb
+        self._register = register
+        self._forget = forget
+        self._convert_linear = convert_linear
+        self._casts = casts
+        self._compute_dtype = compute_dtype
+
+    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+        assert norm.weight is not None
+        first = linears[0]
+        layer = _class("LayerNormLinear")(
+            first.in_features,
+            sum(linear.out_features for linear in linears),
+            **_norm_arguments(norm),
+            bias=first.bias is not None,
+            parameters_split={f"part{i}": lin.out_features for i, lin in enumerate(linears)},
+            params_dtype=first.weight.dtype,
+            device="meta",
+            name=name,
+        )
+        _take_norm(layer, norm)
+        for index, linear in enumerate(linears):
+            setattr(layer, f"part{index}_weight", linear.weight)
+            if linear.bias is not None:
+                setattr(layer, f"part{index}_bias", linear.bias)
+        layer.__dict__["_weight_casts"] = self._casts
+        layer.__dict__["_cast_weights"] = tuple(linear.weight for linear in linears)
+        self._register(name, layer, ("",))
+        kernel: Kernel = layer
+        return kernel
+
+    def linear(self, linear: nn.Linear, name: str) -> Kernel:
+        return self._convert_linear(linear, name)
+
+    def norm_mlp(self, half: MLPHalf) -> Kernel:
+        gate, up, down = (named.module for named in (half.gate, half.up, half.down))
+        layer = _class("LayerNormMLP")(
+            gate.in_features,
+            gate.out_features,
+            **_norm_arguments(half.norm),
+            bias=False,
+            activation=half.activation,
+            params_dtype=gate.weight.dtype,
+            device="meta",
+            name=half.name,
+        )
+        _take_norm(layer, half.norm)
+        # Two Parameters in the place of one; `_get_weight_tensors` shows them as one.
+        del layer._parameters["fc1_weight"]
+        nn.Module.register_parameter(layer, "gate_weight", gate.weight)  # type: ignore[arg-type]
+        nn.Module.register_parameter(layer, "up_weight", up.weight)  # type: ignore[arg-type]
+        layer.fc2_weight = down.weight
+        layer.__dict__["_weight_casts"] = self._casts
+        layer.__dict__["_cast_weights"] = (gate.weight, up.weight, down.weight)
+        self._register(half.name, layer, (".gate_up_proj", ".down_proj"))
+        kernel: Kernel = layer
+        return kernel
+
+    def attention(self, half: AttentionHalf) -> Attend:
+        core = self._te.DotProductAttention(
+            half.heads,
+            half.head_dim,
+            num_gqa_groups=half.kv_heads,
+            attention_dropout=0.0,
+            qkv_format="bshd",
+            attn_mask_type="causal",
+            softmax_scale=half.scale,
+        )
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+            # A window as wide as the rows hides nothing, and kernels without one are faster.
+            window = None
+            if half.window is not None and half.window < sequences.length:
+                window = (half.window - 1, 0)
+            bounds = sequences.bounds
+            if bounds is None:
+                output: Tensor = core(
+                    query.contiguous(),
+                    key.contiguous(),
+                    value.contiguous(),
+                    qkv_format="bshd",
+                    attn_mask_type="causal",
+                    window_size=window,
+                )
+                return output
+            query, key, value = (part.flatten(0, 1).contiguous() for part in (query, key, value))
+            packed: Tensor = core(
+                query,
+                key,
+                value,
+                qkv_format="thd",
+                cu_seqlens_q=bounds,
+                cu_seqlens_kv=bounds,
+                # The same for every batch: kernels are chosen, and some made, by this length.
+                max_seqlen_q=sequences.length,
+                max_seqlen_kv=sequences.length,
+                attn_mask_type="padding_causal",
+                window_size=window,
+            )
+            return packed.view(sequences.rows, sequences.length, -1)
+
+        return attend
+
+    def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
+        table = angles[:, None, None, :]
+        bounds = sequences.bounds
+        if bounds is None:
+            rotated: Tensor = self._rotate(heads, table, tensor_format="bshd", fused=True)
+            return rotated
+        packed: Tensor = self._rotate(
+            heads.flatten(0, 1), table, tensor_format="thd", fused=True, cu_seqlens=bounds
+        )
+        return packed.view(sequences.rows, sequences.length, *packed.shape[1:])
+
+    def forget(self, names: Iterable[str]) -> None:
+        self._forget(names)
+
+    def high_precision(self) -> AbstractContextManager[object]:
+        stack = ExitStack()
+        stack.enter_context(torch.autocast("cuda", dtype=self._compute_dtype))
+        stack.enter_context(self._te.autocast(enabled=False))
+        return stack
+
+
+def _norm_arguments(norm: NormDescription) -> dict[str, Any]:
+    return {
+        "eps": norm.eps,
+        "normalization": "LayerNorm" if norm.kind == "layer_norm" else "RMSNorm",
+        "zero_centered_gamma": norm.zero_centered,
+    }
+
+
+def _take_norm(layer: Any, norm: NormDescription) -> None:
+    if norm.kind == "layer_norm" and norm.bias is None:
+        raise ValueError("Transformer Engine's LayerNorm always has a bias; this one has none")
+    if norm.kind == "rms_norm" and norm.bias is not None:
+        raise ValueError("Transformer Engine's RMSNorm has no bias; this one has one")
+    layer.layer_norm_weight = norm.weight
+    if norm.bias is not None:
+        layer.layer_norm_bias = norm.bias
+
+
+@functools.cache
+def _class(name: str) -> Any:
+    """``te.LayerNormLinear`` or ``te.LayerNormMLP`` that asks the engine about kept casts."""
+    import transformer_engine.pytorch as te
+
+    base = getattr(te, name)
+
+    def forward(self: Any, inp: Tensor) -> Tensor:
+        first = self._weight_casts.is_first(self.name, *self._cast_weights)
+        output: Tensor = base.forward(self, inp, is_first_microbatch=first)
+        return output
+
+    members: dict[str, Any] = {"forward": forward, "__module__": __name__}
+    if name == "LayerNormMLP":
+
+        def weights(self: Any) -> list[Tensor]:
+            return [join([self.gate_weight, self.up_weight]), self.fc2_weight]
+
+        members["_get_weight_tensors"] = weights
+    return type(f"Octrain{name}", (base,), members)

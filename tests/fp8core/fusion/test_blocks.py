@@ -1,0 +1,314 @@
+"""Fused blocks against transformers' own: numbers, names, and what must not change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn
+
+from fp8core.data.attention import model_inputs
+from fp8core.data.batch import Batch
+from fp8core.fusion import FusedBlock, fuse, fused_inputs
+from fp8core.fusion.joined import lie_together
+from fp8core.fusion.plain import PlainParts
+from fp8core.fusion.sequences import Sequences, document_bounds
+
+ROWS, LENGTH = 2, 64
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Llama, rope scaled": {
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        }
+    },
+    "Llama, with biases": {"attention_bias": True},
+    "Qwen2": {},
+    "Qwen2, sliding and full": {
+        "use_sliding_window": True,
+        "sliding_window": 20,
+        "max_window_layers": 1,
+    },
+    "Qwen3": {"head_dim": 32},
+    "Mistral": {"sliding_window": 24},
+    "Gemma": {"head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 1},
+}
+
+
+def make(family: str, **more: Any) -> Any:
+    """A model of two blocks with weights large enough that every part of them matters."""
+    name = family.split(",")[0]
+    config = getattr(transformers, f"{name}Config")(
+        **{
+            "vocab_size": 128,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 256,
+            "pad_token_id": 0,
+            "attn_implementation": "sdpa",
+        }
+        | FAMILIES[family]
+        | more
+    )
+    generator = torch.Generator().manual_seed(0)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.15, generator=generator)
+            else:
+                parameter.uniform_(0.3, 1.5, generator=generator)
+    return model
+
+
+def batches() -> dict[str, Batch]:
+    """Packed documents, the last of a row padding; and rows padded at their ends."""
+    ids = torch.randint(1, 128, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    documents = torch.zeros(ROWS, LENGTH, dtype=torch.int32)
+    documents[0, 20:], documents[0, 50:], documents[1, 33:] = 1, -1, 1
+    positions = Sequences(ROWS, LENGTH, document_bounds(documents)).positions(ids.device)
+    real = torch.ones(ROWS, LENGTH, dtype=torch.bool)
+    real[0, 50:] = False
+    places = torch.arange(LENGTH).expand(ROWS, LENGTH)
+    return {
+        "packed": Batch(ids, ids, None, positions, documents, 114, 114, True),
+        "padded": Batch(ids, ids, real, places, documents, 114, 114, True),
+    }
+
+
+def outputs(model: Any, inputs: dict[str, Any], real: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits at real tokens, and the gradients of a sum over them by parameter."""
+    model.zero_grad()
+    logits = model(**{"use_cache": False, **inputs}).logits[real]
+    (logits.square() * torch.linspace(0.1, 1.0, logits.shape[-1])).sum().backward()
+    return logits.detach(), {n: p.grad.clone() for n, p in model.named_parameters()}
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the blocks that took the fused way."""
+    calls: list[str] = []
+    own = FusedBlock.__call__
+
+    def counting(self: FusedBlock, *arguments: Any) -> Tensor:
+        calls.append(self.name)
+        return own(self, *arguments)
+
+    monkeypatch.setattr(FusedBlock, "__call__", counting)
+    return calls
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_fused_model_computes_what_the_plain_one_does(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(family)
+    plain = {
+        kind: outputs(model, model_inputs(batch, model.config), batch.document_ids >= 0)
+        for kind, batch in batches().items()
+    }
+    fusion = fuse(model, PlainParts(), {})
+    assert [row.reason for row in fusion.rows] == [None, None]
+    assert fusion.whole
+    calls = counted(monkeypatch)
+    for kind, batch in batches().items():
+        real = batch.document_ids >= 0
+        logits, gradients = outputs(model, fused_inputs(model, batch, torch.float32), real)
+        expected, expected_gradients = plain[kind]
+        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
+        for name, gradient in gradients.items():
+            apart = (gradient - expected_gradients[name]).norm()
+            assert apart <= 1e-4 * expected_gradients[name].norm(), (kind, name)
+    assert calls == ["model.layers.0", "model.layers.1"] * 2
+
+
+@pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma"])
+def test_names_parameters_and_ties_stay(family: str) -> None:
+    model = make(family, tie_word_embeddings=True)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    values = {name: p.detach().clone() for name, p in before.items()}
+    keys, modules = list(model.state_dict()), [name for name, _ in model.named_modules()]
+    fuse(model, PlainParts(), {})
+    after = dict(model.named_parameters(remove_duplicate=False))
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_modules()] == modules
+    for name, parameter in after.items():
+        assert parameter is before[name]
+        assert torch.equal(parameter, values[name])
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    attention = model.model.layers[0].self_attn
+    weights = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+    assert lie_together(weights)
+
+
+def test_an_update_in_place_reaches_the_fused_weights() -> None:
+    model = make("Llama")
+    fuse(model, PlainParts(), {})
+    batch = batches()["padded"]
+    inputs = fused_inputs(model, batch, torch.float32)
+    first = model(**inputs).logits.detach()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight.mul_(1.5)
+    second = model(**inputs).logits.detach()
+    assert not torch.allclose(first, second)
+    plain = model(**model_inputs(batch, model.config), use_cache=False).logits.detach()
+    real = batch.document_ids >= 0
+    torch.testing.assert_close(second[real], plain[real], rtol=1e-3, atol=1e-4)
+
+
+def test_values_that_were_moved_apart_are_joined_all_the_same() -> None:
+    model = make("Llama")
+    fuse(model, PlainParts(), {})
+    inputs = fused_inputs(model, batches()["packed"], torch.float32)
+    expected = model(**inputs).logits.detach()
+    weight = model.model.layers[0].mlp.up_proj.weight
+    weight.data = weight.data.clone()
+    assert not lie_together([model.model.layers[0].mlp.gate_proj.weight, weight])
+    assert torch.equal(model(**inputs).logits, expected)
+
+
+def test_a_kept_layer_keeps_its_half_apart_and_says_why() -> None:
+    model = make("Llama")
+    kept = {"model.layers.1.mlp.down_proj": "conversion.skip names it"}
+    fusion = fuse(model, PlainParts(), kept)
+    first, second = fusion.rows
+    assert first.reason is None
+    assert second.fused == ("model.layers.1.self_attn",)
+    assert second.reason == "model.layers.1.mlp.down_proj is kept: conversion.skip names it"
+    assert fusion.whole
+    assert "model.layers.1.mlp.gate_proj" not in fusion.layers
+
+
+def test_where_one_attention_is_plain_masks_are_made() -> None:
+    model = make("Llama")
+    batch = batches()["packed"]
+    expected = model(**model_inputs(batch, model.config), use_cache=False).logits.detach()
+    fusion = fuse(model, PlainParts(), {"model.layers.0.self_attn.o_proj": "for a test"})
+    assert not fusion.whole
+    inputs = fused_inputs(model, batch, torch.float32)
+    assert inputs["attention_mask"].shape == (ROWS, 1, LENGTH, LENGTH)
+    real = batch.document_ids >= 0
+    found = model(**inputs, use_cache=False).logits.detach()
+    torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-4)
+
+
+def test_generation_goes_the_models_own_way() -> None:
+    model = make("Llama").eval()
+    ids = torch.tensor([[5, 9, 2, 7]])
+    expected = model.generate(ids, max_new_tokens=5, do_sample=False)
+    fuse(model, PlainParts(), {})
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), expected)
+
+
+def test_removing_gives_the_layers_back() -> None:
+    model = make("Llama")
+    fusion = fuse(model, PlainParts(), {})
+    kinds = {type(layer).__name__ for layer in model.model.layers}
+    assert kinds == {"FusedLlamaDecoderLayer"}
+    removed = fusion.remove(["model.layers.0.mlp.up_proj"])
+    assert set(removed.values()) == {"model.layers.0.mlp"}
+    assert "model.layers.0.self_attn.q_proj" in fusion.layers
+    fusion.remove_all()
+    assert {type(layer).__name__ for layer in model.model.layers} == {"LlamaDecoderLayer"}
+    assert fusion.layers == {}
+
+
+def test_gradient_checkpointing_recomputes_the_fused_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = batches()["packed"]
+    real = batch.document_ids >= 0
+    model = make("Llama")
+    fuse(model, PlainParts(), {})
+    inputs = fused_inputs(model, batch, torch.float32)
+    expected = outputs(model, inputs, real)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    calls = counted(monkeypatch)
+    logits, gradients = outputs(model, inputs, real)
+    assert len(calls) == 4  # two blocks, twice
+    assert torch.equal(logits, expected[0])
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, expected[1][name]), name
+
+
+# What is refused
+
+
+def broken_rope(model: Any) -> None:
+    own = model.model.rotary_emb.forward
+
+    def scaled(x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        cosine, sine = own(x, position_ids)
+        return cosine * 1.1, sine * 1.1
+
+    model.model.rotary_emb.forward = scaled
+
+
+def other_activation(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.mlp.act_fn = nn.GELU()
+
+
+def subclassed_linear(model: Any) -> None:
+    class Doubled(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return 2 * super().forward(input)
+
+    for layer in model.model.layers:
+        layer.self_attn.v_proj.__class__ = Doubled
+
+
+def extra_norm(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.post_feedforward_layernorm = nn.Identity()
+
+
+def attention_of_its_own(model: Any) -> None:
+    """Looks like Llama, and scales what it attends to."""
+    for layer in model.model.layers:
+        own = layer.self_attn.forward
+        layer.self_attn.forward = lambda *a, own=own, **k: (own(*a, **k)[0] * 1.01, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "fused_halves", "reason"),
+    [
+        (broken_rope, {"mlp"}, "not cos and sin of position times frequency"),
+        (other_activation, {"self_attn"}, "an activation that is neither SiLU nor GELU"),
+        (subclassed_linear, {"mlp"}, "v_proj is a Doubled, not a plain Linear"),
+        (extra_norm, set(), "its parts are not those of a Llama block: post_feedforward_layernorm"),
+        (attention_of_its_own, {"mlp"}, "of its fused form differs by"),
+    ],
+)
+def test_what_computes_something_else_is_refused(
+    change: Any, fused_halves: set[str], reason: str
+) -> None:
+    model = make("Llama")
+    change(model)
+    fusion = fuse(model, PlainParts(), {})
+    for row in fusion.rows:
+        assert {half.rpartition(".")[2] for half in row.fused} == fused_halves
+        assert row.reason is not None
+        assert reason in row.reason
+
+
+def test_a_model_without_blocks_is_left_alone() -> None:
+    model = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+        )
+    )
+    fusion = fuse(model, PlainParts(), {})
+    assert fusion.rows == []
+    assert not fusion.whole
