@@ -8,6 +8,7 @@ import inspect
 import pytest
 import torch
 import transformers
+from torch import nn
 
 from fp8core import engines
 from fp8core.conversion import convert, restore
@@ -38,6 +39,7 @@ VIT = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
     "image_size": 32, "patch_size": 8,
 }  # fmt: skip
+GPT2 = {"vocab_size": 272, "n_positions": 64, "n_embd": 64, "n_layer": 2, "n_head": 4}
 MIXTRAL = {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
@@ -50,6 +52,7 @@ MIXTRAL = {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2}
         ("Gemma", DECODER, 2 * 7 + 5, 1),
         ("Gemma3Text", DECODER, 2 * 7 + 13, 1),
         ("Mixtral", MIXTRAL, 2 * 4 + 5, 1),
+        ("GPT2", GPT2, 2 * 2 + 1, 2 * 4 + 1),  # its Conv1D layers stay
         ("Bert", ENCODER, 2 * 6 + 1 + 6, 1),
         ("T5", T5, 2 * 6 + 2 * 10 + 12, 1),
         ("ViT", VIT, 2 * 6 + 5, 1),
@@ -57,6 +60,7 @@ MIXTRAL = {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2}
 )
 def test_small_architectures(name, fields, converted, kept):
     heads = {
+        "GPT2": "GPT2LMHeadModel",
         "Bert": "BertForMaskedLM",
         "T5": "T5ForConditionalGeneration",
         "ViT": "ViTForImageClassification",
@@ -87,6 +91,27 @@ def test_small_architectures(name, fields, converted, kept):
     restore(model, report)
     with torch.no_grad():
         assert torch.equal(model(**inputs).logits, theirs)
+
+
+def test_a_transformer_encoder_of_torch():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 96, batch_first=True, dropout=0.0, norm_first=True)
+    model = nn.TransformerEncoder(layer, 2, nn.LayerNorm(64), enable_nested_tensor=False)
+    x, reference = torch.randn(2, 16, 64), copy.deepcopy(model)
+    keys = list(model.state_dict())
+    engine = engines.create(EmulatedDelayed(engine="emulated"), torch.device("cpu"))
+    report = convert(model, engine, Conversion())
+    assert len(report.converted) == 2 * 4 + 1, report.to_json()
+    assert [row.name for row in report.kept] == [f"layers.{i}.self_attn.out_proj" for i in (0, 1)]
+    assert list(model.state_dict()) == keys
+    torch.testing.assert_close(model(x), reference(x), rtol=1e-4, atol=1e-4)
+    with engine.training_context():
+        trained = model(x)
+    trained.backward(torch.randn_like(trained))
+    engine.after_backward()
+    assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+    error = (trained - reference(x)).norm() / reference(x).norm()
+    assert 0.001 < error < 0.1  # in FP8, and near
 
 
 def _ties(model):
