@@ -130,6 +130,15 @@ def test_each_layer_and_step_is_reproduced_teacher_forced(key: str) -> None:
                 ours = engine.state_dict()[f"{layer}.{name}.scale"]
                 theirs = traces("scales")[f"{key}/{layer}/{direction}/scale"][step]
                 assert same_bits(ours, theirs), (layer, step, direction, ours, theirs)
+                history = engine.state_dict()[f"{layer}.{name}.amax_history"]
+                staged = traces("scales")[f"{key}/{layer}/{direction}/amax"][step]
+                if len(history) > 1:
+                    # A tensor of zeros leaves its history as it was.
+                    ran = staged != 0
+                    assert same_bits(history[-1][ran], staged[ran]), (layer, step, direction)
+                if step == META["steps"] - 1:
+                    last = traces("scales")[f"{key}/{layer}/{direction}/history"]
+                    assert same_bits(history, last), (layer, direction)
             close_in_rounding(output, tensors[f"{prefix}/output"], weight.shape[1])
             assert linear.weight.grad is not None
             close_in_rounding(linear.weight.grad, tensors[f"{prefix}/grad_weight"], len(x))
