@@ -72,9 +72,7 @@ class TEParts:
             setattr(layer, f"part{index}_weight", linear.weight)
             if linear.bias is not None:
                 setattr(layer, f"part{index}_bias", linear.bias)
-        layer.__dict__["_weight_casts"] = self._casts
-        layer.__dict__["_cast_weights"] = tuple(linear.weight for linear in linears)
-        self._register(name, layer, ("",))
+        self._finish(layer, name, {"": [linear.weight for linear in linears]})
         kernel: Kernel = layer
         return kernel
 
@@ -94,16 +92,22 @@ class TEParts:
             name=half.name,
         )
         _take_norm(layer, half.norm)
-        # Two Parameters in the place of one; `_get_weight_tensors` shows them as one.
+        # Two Parameters in the place of one; `_get_weight_tensors` joins them.
         del layer._parameters["fc1_weight"]
         nn.Module.register_parameter(layer, "gate_weight", gate.weight)  # type: ignore[arg-type]
         nn.Module.register_parameter(layer, "up_weight", up.weight)  # type: ignore[arg-type]
         layer.fc2_weight = down.weight
-        layer.__dict__["_weight_casts"] = self._casts
-        layer.__dict__["_cast_weights"] = (gate.weight, up.weight, down.weight)
-        self._register(half.name, layer, (".gate_up_proj", ".down_proj"))
+        gemms = {".gate_up_proj": [gate.weight, up.weight], ".down_proj": [down.weight]}
+        self._finish(layer, half.name, gemms)
         kernel: Kernel = layer
         return kernel
+
+    def _finish(self, layer: Any, name: str, gemms: Mapping[str, list[Tensor]]) -> None:
+        """``gemms``: what the name of each adds to ``name``, and the weights that it joins."""
+        layer.__dict__["_weight_casts"] = self._casts
+        layer.__dict__["_gemm_weights"] = tuple(gemms.values())
+        layer.__dict__["_cast_weights"] = tuple(w for weights in gemms.values() for w in weights)
+        self._register(name, layer, tuple(gemms))
 
     def attention(self, half: AttentionHalf) -> Attend:
         core = self._te.DotProductAttention(
@@ -201,11 +205,13 @@ def _class(name: str) -> Any:
         output: Tensor = base.forward(self, inp, is_first_microbatch=first)
         return output
 
-    members: dict[str, Any] = {"forward": forward, "__module__": __name__}
-    if name == "LayerNormMLP":
+    def weights(self: Any) -> list[Tensor]:
+        """One for each GEMM."""
+        return [join(parts) for parts in self._gemm_weights]
 
-        def weights(self: Any) -> list[Tensor]:
-            return [join([self.gate_weight, self.up_weight]), self.fc2_weight]
-
-        members["_get_weight_tensors"] = weights
+    members: dict[str, Any] = {
+        "forward": forward,
+        "_get_weight_tensors": weights,
+        "__module__": __name__,
+    }
     return type(f"Octrain{name}", (base,), members)

@@ -68,7 +68,7 @@ def llama(engine: TransformerEngine, *, checkpointing: bool, **config: Any) -> A
         "attn_implementation": "eager",
     } | config
     model = LlamaForCausalLM(LlamaConfig(**fields)).to(DEVICE).train()
-    convert(model, engine, Conversion())
+    convert(model, engine, Conversion(fuse="none"))
     if checkpointing:
         enable_gradient_checkpointing(model, engine)
     engine.prepare(model)

@@ -1,0 +1,256 @@
+"""The rows of `train_peers`: the same training steps, by Octrain and by others.
+
+Each function builds a model of a shape, and gives a function that enqueues one step and returns its
+loss without waiting for the device. Everything else is the same: tokens, learning rate, clipping.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DEVICE = torch.device("cuda")
+LEARNING_RATE, MAX_NORM, WEIGHT_DECAY = 3e-4, 1.0, 0.1
+VOCABULARY = 128256
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "125m": {"hidden": 768, "mlp": 2048, "layers": 12, "heads": 12, "kv_heads": 12, "tied": True},
+    "1b": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "tied": True},
+    "3b": {"hidden": 3072, "mlp": 8192, "layers": 28, "heads": 24, "kv_heads": 8, "tied": True},
+    "8b": {"hidden": 4096, "mlp": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "tied": False},
+}
+
+Step = Callable[[int], Tensor]
+"""Step number (from 1) to its loss, fp32, 0-dim, on the device."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every row computes: ``tokens`` [steps, rows, length] int64 of real text, on the host."""
+
+    shape: str
+    rows: int
+    length: int
+    tokens: Tensor
+    precision: str
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    def config(self) -> dict[str, Any]:
+        """A Llama configuration of transformers."""
+        shape = SHAPES[self.shape]
+        return {
+            "model_type": "llama",
+            "vocab_size": VOCABULARY,
+            "hidden_size": shape["hidden"],
+            "intermediate_size": shape["mlp"],
+            "num_hidden_layers": shape["layers"],
+            "num_attention_heads": shape["heads"],
+            "num_key_value_heads": shape["kv_heads"],
+            "tie_word_embeddings": shape["tied"],
+            "max_position_embeddings": max(8192, self.length),
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+            "rms_norm_eps": 1e-5,
+        }
+
+
+def real_text(steps: int, rows: int, length: int) -> Tensor:
+    """Bytes of the sources of Python's standard library as tokens [steps, rows, length]."""
+    wanted = steps * rows * length
+    text = bytearray()
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(folder.glob("*.py")) + sorted(folder.glob("*/*.py")):
+        if "site-packages" not in path.parts:
+            text += path.read_bytes()
+        if len(text) >= wanted:
+            break
+    while len(text) < wanted:
+        text += text[: wanted - len(text)]
+    values = torch.frombuffer(text[:wanted], dtype=torch.uint8).long()
+    return values.view(steps, rows, length)
+
+
+def octrain(work: Work, **changes: Any) -> Step:
+    """The product's own loop body: `assemble`, `Learner`, figures a step late."""
+    from fp8core import engines
+    from fp8core.data.batch import IGNORED, Batch
+    from fp8core.fusion.sequences import document_bounds
+    from fp8core.models import load
+    from fp8core.spec import parse_spec
+    from fp8core.training.assemble import assemble
+    from fp8core.training.late_metrics import LateMetrics
+
+    packed = changes.pop("packed", False)
+    steps = work.tokens.shape[0]
+    te = {
+        "engine": "te",
+        "fp8_format": "HYBRID",
+        "amax_history_len": 16,
+        "amax_compute_algo": "max",
+    }
+    spec = parse_spec(
+        {
+            "model": {"source": "config", "config": work.config()},
+            "data": {"source": "builtin"},
+            "recipe": changes.pop("recipe", te),
+            "conversion": changes,
+            "training": {
+                "steps": steps,
+                "batch_size": work.rows,
+                "sequence_length": work.length,
+                "optimizer": {
+                    "name": "adamw",
+                    "lr": LEARNING_RATE,
+                    "weight_decay": WEIGHT_DECAY,
+                },
+                "schedule": {"name": "constant", "warmup_steps": 0},
+                "max_grad_norm": MAX_NORM,
+                "precision": "throughput" if work.precision == "bf16" else "method",
+            },
+            "resources": {"device": "cuda"},
+        }
+    )
+    engine = engines.create(spec.recipe, DEVICE)
+    loaded = load(spec, device=DEVICE, dtype=work.dtype)
+    assembled = assemble(spec, engine, loaded)
+    _say_what_is_fused(assembled.conversion)
+    learner = assembled.learner
+    learner.model.train()
+    late = LateMetrics(late=True)
+
+    def batch_of(step: int) -> Batch:
+        ids = work.tokens[step - 1]
+        labels = ids.clone()
+        documents = torch.zeros(ids.shape, dtype=torch.int32)
+        if packed:
+            # Sixteen documents of unequal length in each row.
+            cuts = torch.linspace(0.0, 1.0, 17)[1:-1].square() * work.length
+            for number, cut in enumerate(cuts.int().tolist(), start=1):
+                documents[:, cut:] = number
+        bounds = document_bounds(documents)
+        starts = bounds[:-1].long()
+        labels.view(-1)[starts] = IGNORED
+        owner = torch.bucketize(torch.arange(ids.numel()), bounds.long(), right=True) - 1
+        positions = (torch.arange(ids.numel()) - starts[owner]).view(ids.shape)
+        count = int((labels != IGNORED).sum())
+        return Batch(ids, labels, None, positions, documents, ids.numel(), count, True, bounds)
+
+    def step(number: int) -> Tensor:
+        batches = [batch_of(number)]
+        totals = learner.totals(number, batches)
+        loss = learner.gradients(number, batches, totals=totals)
+        norm = learner.clip()
+        figures = {"train/loss": loss, "train/grad_norm": norm}
+        late.push(number, figures, {"train/lr": learner.learning_rate(number)})
+        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
+        learner.update(number, unless=bad)
+        return loss
+
+    return step
+
+
+def _say_what_is_fused(conversion: Any) -> None:
+    if conversion.fusion is None:
+        print("fusion: not asked for")
+        return
+    rows = conversion.fusion.rows
+    fused = sum(row.reason is None for row in rows)
+    print(f"fusion: {fused} of {len(rows)} wholly")
+    reasons = {f"{row.kind}: {row.reason}" for row in rows if row.reason is not None}
+    for reason in sorted(reasons)[:8]:
+        print(f"  not: {reason}")
+
+
+def transformers_bf16(work: Work) -> Step:
+    """transformers' model and loss as they are, SDPA, fused AdamW of PyTorch."""
+    model = _transformers_model(work)
+    optimizer = _fused_adamw(model)
+    parameters = list(model.parameters())
+
+    def step(number: int) -> Tensor:
+        ids = _on_device(work.tokens[number - 1])
+        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "fp32"):
+            loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def accelerate_te(work: Work) -> Step:
+    """Accelerate's own way to Transformer Engine: ``mixed_precision="fp8"``."""
+    from accelerate import Accelerator
+    from accelerate.utils import TERecipeKwargs
+
+    recipe = TERecipeKwargs(fp8_format="HYBRID", amax_history_len=16, amax_compute_algo="max")
+    accelerator = Accelerator(mixed_precision="fp8", kwargs_handlers=[recipe])
+    model = _transformers_model(work)
+    model, optimizer = accelerator.prepare(model, _fused_adamw(model))
+
+    def step(number: int) -> Tensor:
+        ids = _on_device(work.tokens[number - 1])
+        loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
+def _transformers_model(work: Work) -> Any:
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    fields = {key: value for key, value in work.config().items() if key != "model_type"}
+    torch.manual_seed(0)
+    with DEVICE:
+        model = AutoModelForCausalLM.from_config(
+            LlamaConfig(**fields), dtype=work.dtype, attn_implementation="sdpa"
+        )
+    return model.to(DEVICE).train()
+
+
+def _fused_adamw(model: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY, fused=True
+    )
+
+
+def _on_device(ids: Tensor) -> Tensor:
+    return ids.pin_memory().to(DEVICE, non_blocking=True)
+
+
+ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
+    "fused": ("Octrain te, fused", lambda work: octrain(work, fuse="auto")),
+    "fused_head": (
+        "Octrain te, fused, head in FP8",
+        lambda work: octrain(work, fuse="auto", output_head=True),
+    ),
+    "fused_packed": (
+        "Octrain te, fused, 16 documents a row",
+        lambda work: octrain(work, fuse="auto", packed=True),
+    ),
+    "fused_current": (
+        "Octrain te, fused, current scaling",
+        lambda work: octrain(work, fuse="auto", recipe={"engine": "te", "scaling": "current"}),
+    ),
+    "plain": ("Octrain te, layer by layer", lambda work: octrain(work, fuse="none")),
+    "octrain_bf16": (
+        "Octrain amp, bf16",
+        lambda work: octrain(work, recipe={"engine": "amp", "dtype": "bf16"}),
+    ),
+    "bf16": ("transformers bf16, SDPA", transformers_bf16),
+    "accelerate": ("Accelerate fp8, Transformer Engine", accelerate_te),
+}
