@@ -114,7 +114,10 @@ class OctrainSide:
         classes = classes_of(model)
         optimizer = optimizer or optimizer_for(model)
         # Accelerate keeps the first and the last Linear with torchao, and converts heads with te.
-        conversion = Conversion(output_head=output_head, keep_first_last=backend == "torchao")
+        # Fused blocks are fed by the trainer; a probe calls the model as any program does.
+        conversion = Conversion(
+            output_head=output_head, keep_first_last=backend == "torchao", fuse="none"
+        )
         report = convert(model, engine, conversion)
         model = report.model
         engine.prepare(model)

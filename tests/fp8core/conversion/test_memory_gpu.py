@@ -31,9 +31,8 @@ SHAPE: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("fuse", ["none", "auto"])
-@pytest.mark.parametrize("engine_name", ["te", "torchao"])
-def test_a_3b_model_is_converted_within_its_largest_layer(engine_name: str, fuse: Any) -> None:
+def extra_memory(engine_name: str, fuse: Any) -> tuple[int, int, int]:
+    """Bytes at the peak of converting beside the model, of its largest layer, and of a block."""
     spec = parse_spec(
         {
             "model": {"source": "config", "config": {"model_type": "llama"}},
@@ -59,4 +58,20 @@ def test_a_3b_model_is_converted_within_its_largest_layer(engine_name: str, fuse
     torch.cuda.synchronize()
     extra = torch.cuda.max_memory_allocated() - before
     assert len(report.converted) >= 28 * 7
+    block = sum(
+        p.numel() * p.element_size() for p in model.get_submodule("model.layers.0").parameters()
+    )
+    return extra, largest, block
+
+
+@pytest.mark.parametrize("engine_name", ["te", "torchao"])
+def test_a_3b_model_is_converted_within_its_largest_layer(engine_name: str) -> None:
+    extra, largest, _ = extra_memory(engine_name, "none")
     assert extra < 1.1 * largest, f"{extra / largest:.2f} of the largest layer"
+
+
+def test_proving_fused_blocks_takes_the_room_of_a_few_blocks() -> None:
+    """Each is compared with its plain form: the gradients of one block, twice, and of their parts
+    a copy in fp32."""
+    extra, _, block = extra_memory("te", "auto")
+    assert extra < 4 * block, f"{extra / block:.2f} blocks"

@@ -163,7 +163,9 @@ def test_fallback_and_its_resume(
     def fault(assembled: Assembled) -> None:
         plant(FAULTY, {3, 4, 5, 6}, lambda module: type(module) is not nn.Linear)(assembled)
 
-    spec = job(**ON_GPU, training={"on_divergence": "fallback_bf16"})
+    # Layer by layer: inside a fused block a layer is not called, and its hook neither.
+    parts: dict[str, Any] = {"conversion": {"fuse": "none"}}
+    spec = job(**ON_GPU, **parts, training={"on_divergence": "fallback_bf16"})
     stop = StopRequest()
 
     def stopping(assembled: Assembled) -> None:
