@@ -110,7 +110,10 @@ def _train(parsed: argparse.Namespace) -> int:
     if ranks > 1:
         arguments = train_arguments(parsed.spec, parsed.workdir, parsed.root, **wanted)
         return run_ranks(ranks, arguments, parsed.workdir)
-    from fp8core.commands.train import run_train
+    from fp8core.commands.imports import importing
+
+    with importing():
+        from fp8core.commands.train import run_train
 
     return run_train(parsed.spec, parsed.workdir, parsed.root, **wanted)
 

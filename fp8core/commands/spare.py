@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from fp8core.commands.imports import importing
 from fp8core.commands.ranks import ranks_to_start, train_arguments
 from fp8core.spec import ExitCode
 
@@ -30,7 +31,8 @@ def run_spare(*, debug: bool = False) -> int:
     The line: ``{"spec_path", "workdir", "roots": [...], "device", "job_folder", "upload_folder",
     "env": {...}}``, all but the first two optional.
     """
-    _import_everything()
+    with importing():
+        _import_everything()
     line = sys.stdin.readline(_MAX_ORDER)
     if not line.strip():
         return int(ExitCode.OK)
