@@ -28,7 +28,7 @@ from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
 
 RESULTS = Path("runs") / "demo"
-STEPS = 240
+STEPS = 160
 _FP8_FIELDS = {"fp8_format": "HYBRID", "amax_history_len": 16, "amax_compute_algo": "max"}
 BASELINE_RECIPE = {"engine": "amp", "dtype": "fp32"}
 

@@ -43,12 +43,16 @@ class Service:
         self.http.close()
 
     def until(self, condition: Callable[[], Any], what: str, seconds: float = STEP_SECONDS) -> Any:
-        """What ``condition`` answers as soon as it is true; asked again and again till then."""
+        """What ``condition`` answers as soon as it is true; asked again and again till then, less
+        often the longer it takes: the processors are what it waits for, too.
+        """
         deadline = time.monotonic() + seconds
+        pause = 0.02
         while not (answer := condition()):
             if time.monotonic() > deadline:
                 pytest.fail(f"not within {seconds:g} s: {what}\n{self.tails()}")
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(0.1, pause * 1.15)
         return answer
 
     def tails(self) -> str:
@@ -57,39 +61,8 @@ class Service:
         return "\n".join(texts)
 
     def spec(self, name: str = "tiny", **changes: Any) -> dict[str, Any]:
-        """A Llama of one layer on bytes: a few milliseconds a step. ``changes`` replace parts, or
-        are merged into the mappings ``training``, ``limits``, ``checkpoint`` and ``evaluation``.
-        """
-        base: dict[str, Any] = {
-            "name": name,
-            "model": {
-                "source": "config",
-                "config": {
-                    "model_type": "llama",
-                    "vocab_size": 272,
-                    "hidden_size": 32,
-                    "intermediate_size": 64,
-                    "num_hidden_layers": 1,
-                    "num_attention_heads": 2,
-                    "num_key_value_heads": 2,
-                    "max_position_embeddings": 64,
-                    "bos_token_id": None,
-                    "eos_token_id": None,
-                },
-            },
-            "data": {"source": "text", "path": "corpus.txt"},
-            "recipe": {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 4},
-            "training": {"steps": 10, "batch_size": 1, "sequence_length": 32},
-            "evaluation": {"fraction": 0.1, "max_batches": 1, "every_steps": 0},
-            "checkpoint": {"every_steps": 0, "keep_last": 1},
-            "limits": {"cancel_deadline_seconds": 20},
-        }
-        for key, value in changes.items():
-            if key in ("training", "evaluation", "checkpoint", "limits"):
-                base[key] = {**base[key], **value}
-            else:
-                base[key] = value
-        return base
+        """``tiny_spec`` of these arguments."""
+        return tiny_spec(name, **changes)
 
     def submit(self, name: str = "tiny", **changes: Any) -> Job:
         return self.client.jobs.create(self.spec(name, **changes))
@@ -175,6 +148,42 @@ class Service:
             and is_idle(pid)
         ]
         return live and bool(spares)
+
+
+def tiny_spec(name: str = "tiny", **changes: Any) -> dict[str, Any]:
+    """A Llama of one layer on bytes: a few milliseconds a step. ``changes`` replace parts, or
+    are merged into the mappings ``training``, ``limits``, ``checkpoint`` and ``evaluation``.
+    """
+    base: dict[str, Any] = {
+        "name": name,
+        "model": {
+            "source": "config",
+            "config": {
+                "model_type": "llama",
+                "vocab_size": 272,
+                "hidden_size": 32,
+                "intermediate_size": 64,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "max_position_embeddings": 64,
+                "bos_token_id": None,
+                "eos_token_id": None,
+            },
+        },
+        "data": {"source": "text", "path": "corpus.txt"},
+        "recipe": {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 4},
+        "training": {"steps": 10, "batch_size": 1, "sequence_length": 32},
+        "evaluation": {"fraction": 0.1, "max_batches": 1, "every_steps": 0},
+        "checkpoint": {"every_steps": 0, "keep_last": 1},
+        "limits": {"cancel_deadline_seconds": 20},
+    }
+    for key, value in changes.items():
+        if key in ("training", "evaluation", "checkpoint", "limits"):
+            base[key] = {**base[key], **value}
+        else:
+            base[key] = value
+    return base
 
 
 def children(parent: int) -> list[int]:

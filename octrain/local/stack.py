@@ -129,8 +129,9 @@ class LocalStack:
         require_servers()
         self._take_folder()
         try:
-            self._start_databases()
+            # Before anything is started for nothing.
             self._settle_port()
+            self._start_databases()
             known = self._keys_are_known()
             first_key = None if known else self._begin_first_key()
             # Its imports take longer than the migration. Should it look at the schema before that
@@ -159,17 +160,26 @@ class LocalStack:
             if f"worker-{name}" not in self._processes and (names is None or name in names):
                 self.start_worker(name)
 
-    def start_worker(self, name: str, *, api_url: str | None = None) -> None:
+    def start_worker(
+        self,
+        name: str,
+        *,
+        api_url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the worker of a node (one that ``workers`` did not name, too).
 
-        ``api_url`` is the API as this node reaches it, when that is not ``url``.
+        ``api_url`` is the API as this node reaches it, when that is not ``url``. ``environment``
+        is added to this worker's alone.
         """
         command = module(
             "octrain_worker",
             *("run", "--name", name, "--api", api_url or self.url),
             *("--data-dir", str(self.worker_data_dir(name))),
         )
-        self._start_process(f"worker-{name}", command, self._worker_environment(name))
+        self._start_process(
+            f"worker-{name}", command, self._worker_environment(name) | dict(environment or {})
+        )
 
     def restart(self, name: str) -> None:
         """Start a process again that has ended (at the same port, with the same data)."""

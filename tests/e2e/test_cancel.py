@@ -17,24 +17,37 @@ STUBBORN = Path(__file__).with_name("stubborn_trainer.py")
 
 
 @pytest.fixture(scope="module")
-def stubborn(start_service):
-    """A service whose trainers ignore SIGTERM; they import nothing, so that jobs start at once."""
-    made = start_service(
+def stubborn(service):
+    """The service with one node that takes jobs, whose trainers ignore SIGTERM; they import
+    nothing, so that jobs start at once."""
+    others = service.client.nodes()
+    for node in others:
+        service.http.post(f"/v1/nodes/{node.id}/drain").raise_for_status()
+    service.stack.start_worker(
         "stubborn",
-        {
+        environment={
             "OCTRAIN_TRAINER_COMMAND": f"{sys.executable} {STUBBORN}",
+            "OCTRAIN_WORKER_CPU_SLOTS": "1",
             "OCTRAIN_WORKER_SPARE_DELAY_SECONDS": "0",
-            "OCTRAIN_CONTROLLER_HEARTBEAT_INTERVAL": "1",
             "OCTRAIN_SUPERVISOR_LEFTOVER_GRACE_SECONDS": "0.5",
         },
     )
-    yield made
-    made.stack.stop()
+    service.until(
+        lambda: any(node.name == "stubborn" and node.live for node in service.client.nodes()),
+        "the stubborn node is live",
+    )
+    yield service
+    # It is thought to live for a while yet, and must get no job in that time.
+    (node,) = (node for node in service.client.nodes() if node.name == "stubborn")
+    service.http.post(f"/v1/nodes/{node.id}/drain").raise_for_status()
+    service.stack.process("worker-stubborn").stop(10.0)
+    for node in others:
+        service.http.post(f"/v1/nodes/{node.id}/undrain").raise_for_status()
 
 
 def family(service, job) -> list[int]:
     """The processes of the job's trainer, all of which are up."""
-    path = service.attempt_folder(job) / "work" / "family"
+    path = service.attempt_folder(job, "stubborn") / "work" / "family"
     service.until(
         lambda: path.exists() and len(path.read_text().split()) == 4, "the whole family is up", 30
     )
@@ -54,7 +67,7 @@ def test_nothing_lives_when_it_says_cancelled(stubborn, name):
         lambda: job.refresh().status == wanted and job.data.attempts[0].started_at, wanted, 30
     )
     processes = family(stubborn, job)
-    supervisor = stubborn.supervisor(job)
+    supervisor = stubborn.supervisor(job, "stubborn")
     assert set(processes) <= set(descendants(supervisor))
     assert all(is_alive(pid) for pid in processes)
     assert len({os.getsid(pid) for pid in processes}) > 1
@@ -96,7 +109,7 @@ def test_a_job_in_the_queue_is_cancelled_at_once(stubborn):
 
 
 def test_a_placed_job_that_no_supervisor_has_claimed_is_cancelled_at_once(stubborn):
-    worker = stubborn.child("octrain_worker run")
+    worker = stubborn.stack.process("worker-stubborn").pid
     os.kill(worker, signal.SIGSTOP)  # the node takes no message, and is still thought to live
     try:
         job = stubborn.submit("training")
@@ -112,4 +125,4 @@ def test_a_placed_job_that_no_supervisor_has_claimed_is_cancelled_at_once(stubbo
     stubborn.end(following, "cancelled")
     assert job.refresh().status == "cancelled"
     assert [attempt.status for attempt in job.data.attempts] == ["ended"]
-    assert not (stubborn.attempt_folder(job) / "started.json").exists()
+    assert not (stubborn.attempt_folder(job, "stubborn") / "started.json").exists()

@@ -58,7 +58,6 @@ def _command(service, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
 def test_three_parts_with_a_cut_between_and_a_job_that_trains_on_them(service, tmp_path):
     content = "".join(
         json.dumps({"body": f"line {n} of a text that says {n * 7 % 13} again"}) + "\n"

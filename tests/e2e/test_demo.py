@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import subprocess
@@ -10,11 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
-
-from octrain import demo
-from octrain.local.leftovers import processes_of
-from octrain.local.processes import become_subreaper
 
 pytestmark = pytest.mark.e2e
 
@@ -38,19 +32,6 @@ def check_output(text: str, results: Path) -> None:
     assert len(list(results.glob("*/model/model.safetensors"))) == 2
 
 
-@pytest.mark.slow
-def test_the_demo_with_few_steps(tmp_path):
-    become_subreaper()
-    output = io.StringIO()
-    console = Console(file=output, width=120)
-    assert demo.run(console, tmp_path / "data", steps=8, results=tmp_path / "results"), (
-        output.getvalue()
-    )
-    check_output(output.getvalue(), tmp_path / "results")
-    assert processes_of(tmp_path / "data") == []
-
-
-@pytest.mark.slow
 def test_the_demo_as_it_is_run(tmp_path):
     """Both jobs learn, FP8 stays near the baseline, and all of it in under 4 minutes."""
     done = subprocess.run(

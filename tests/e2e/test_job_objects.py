@@ -99,7 +99,7 @@ class Poller:
         try:
             while not self._enough.is_set() and not (self.seen and self.seen[-1]["is_final"]):
                 self._once()
-                self._enough.wait(0.03)  # the two cores are the job's as well
+                self._enough.wait(0.06)  # the two cores are the job's as well
         except BaseException as error:
             self.failure = error
 

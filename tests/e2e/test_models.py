@@ -108,7 +108,6 @@ def test_a_model_that_the_node_cannot_find_fails_the_job_and_not_the_node(servic
     service.end(service.submit("after"))
 
 
-@pytest.mark.slow
 def test_a_job_begins_with_the_model_of_another(service, tmp_path):
     first = service.submit(
         "first", training={"steps": 30}, checkpoint={"every_steps": 10, "keep_last": 3}
@@ -123,14 +122,17 @@ def test_a_job_begins_with_the_model_of_another(service, tmp_path):
     from safetensors.torch import load_file
 
     frozen = {"optimizer": {"name": "adamw", "lr": 1e-12, "weight_decay": 0.0}, "steps": 1}
-    weights = {}
-    for checkpoint in ("model", 10):
-        job = service.submit(
+    jobs = {
+        checkpoint: service.submit(
             f"from-{checkpoint}",
             model={**running, "checkpoint": checkpoint},
             tokenizer="bytes",
             training=frozen,
         )
+        for checkpoint in ("model", 10)
+    }
+    weights = {}
+    for checkpoint, job in jobs.items():
         service.end(job)
         folder = job.download("model", tmp_path / str(checkpoint))
         weights[checkpoint] = load_file(folder / "model.safetensors")

@@ -10,22 +10,22 @@ import pytest
 from fp8core.training.ranks.place import RankPlace
 from octrain.local.processes import is_alive
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = pytest.mark.e2e
 
-STEPS = 200
+STEPS = 80
 
 
 def test_a_killed_rank_leads_to_a_restart_from_the_checkpoint(service):
     job = service.submit(
         "two-ranks",
         training={"steps": STEPS},
-        checkpoint={"every_steps": 20, "keep_last": 2},
+        checkpoint={"every_steps": 10, "keep_last": 2},
         limits={"max_restarts": 2, "restart_backoff_seconds": 0},
         resources={"device": "cpu", "cpu_ranks": 2},
     )
-    service.step(job, 30)
+    service.step(job, 12)
     service.until(lambda: "checkpoint" in {a.kind for a in job.artifacts()}, "a checkpoint")
-    (node,) = [node for node in service.client.nodes() if node.live]
+    (node,) = [node for node in service.client.nodes() if node.name == "local"]
     assert node.cpu_slots_used == 2, "each rank takes a slot"
     (folder,) = (service.attempt_folder(job) / "work").glob(".ranks-*")
     pids = [RankPlace(rank, 2, folder).read_pid() for rank in range(2)]

@@ -112,6 +112,7 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended by Ctrl-C, by SIGKILL of the launcher and by SIGTERM; the job goes on each time."""
     first = up()
     first.read_until("Nodes ready: local")
     state = StackState.load(first.data_dir)
@@ -159,34 +160,20 @@ def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.Mo
         assert first_steps[-1] + 1 == second_steps[0], "it went on where it had stopped"
         assert job.data.restarts == 0, "an orderly stop costs no restart"
 
-    again.stop(signal.SIGTERM)
-    assert again.nothing_is_left()
-
-
-@pytest.mark.slow
-def test_everything_goes_with_a_killed_launcher_and_the_job_goes_on(
-    up: Callable[[], Up], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = up()
-    first.read_until("Octrain is ready")
-    use_only(monkeypatch, first.data_dir)
-    with Client() as client:
-        job = client.jobs.create(long_job())
-        until(lambda: job.refresh().data.progress.step > 5, 90, "the job trains")
-    first.process.kill()
-    first.process.wait()
-    until(first.nothing_is_left, 20, "everything ends after SIGKILL of the launcher")
-    again = up()
-    again.read_until("Octrain is ready")
+    again.process.kill()
+    again.process.wait()
+    until(again.nothing_is_left, 20, "everything ends after SIGKILL of the launcher")
+    third = up()
+    third.read_until("Octrain is ready")
     with Client() as client:
         job = client.jobs.get(job.id)
         assert not job.is_final
         reached = job.data.progress.step
-        until(lambda: len(job.refresh().data.attempts) == 2, 60, "a second attempt")
+        until(lambda: len(job.refresh().data.attempts) == 3, 60, "a third attempt")
         until(lambda: job.refresh().data.progress.step > reached, 90, "it goes on")
         assert job.cancel().wait(60).status == "cancelled"
-    again.stop(signal.SIGTERM)
-    assert again.nothing_is_left()
+    third.stop(signal.SIGTERM)
+    assert third.nothing_is_left()
 
 
 def test_a_port_that_is_taken(up: Callable[[], Up], tmp_path: Path) -> None:
@@ -218,6 +205,7 @@ def long_job() -> dict[str, Any]:
     made["training"] |= {"batch_size": 2, "sequence_length": 32}
     made["evaluation"] = {"every_steps": 0, "max_batches": 1}
     made["checkpoint"] = {"every_steps": 50, "keep_last": 2}
+    made["limits"] = {"restart_backoff_seconds": 0}
     return made
 
 
