@@ -30,6 +30,7 @@ HEAD = "lm_head"
 ON_GPU: dict[str, Any] = {
     "model": {"config": {"attention_dropout": 0.0}},
     "recipe": {"engine": "te", "amax_history_len": 4},
+    "conversion": {"fuse": "none"},  # faults are planted in single layers
     "resources": {"device": "cuda"},
     "evaluation": {"every_steps": 0, "max_batches": 1},
     "checkpoint": {"every_steps": 0, "keep_best": 0},
@@ -163,9 +164,7 @@ def test_fallback_and_its_resume(
     def fault(assembled: Assembled) -> None:
         plant(FAULTY, {3, 4, 5, 6}, lambda module: type(module) is not nn.Linear)(assembled)
 
-    # Layer by layer: inside a fused block a layer is not called, and its hook neither.
-    parts: dict[str, Any] = {"conversion": {"fuse": "none"}}
-    spec = job(**ON_GPU, **parts, training={"on_divergence": "fallback_bf16"})
+    spec = job(**ON_GPU, training={"on_divergence": "fallback_bf16"})
     stop = StopRequest()
 
     def stopping(assembled: Assembled) -> None:
