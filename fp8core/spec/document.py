@@ -30,7 +30,12 @@ def read_document(
     for a document that cannot be read at all: not UTF-8, not JSON, not an object, too large.
     """
     if isinstance(document, str | bytes | bytearray | memoryview):
-        document = _decode(document)
+        if len(document) > LARGEST_DOCUMENT:
+            raise _unreadable(
+                f"the spec is larger than {LARGEST_DOCUMENT // 1024} KiB; put data into files",
+                "too_large",
+            )
+        document = decode_json(document, "the spec")
     if not isinstance(document, Mapping):
         raise _unreadable(f"a spec is a JSON object, not {kind_of(document)}", "wrong_type")
     reader = _Reader()
@@ -82,35 +87,69 @@ def _object(pairs: list[tuple[str, Any]]) -> _Object:
     return parsed
 
 
-def _integer(digits: str) -> int | float:
-    # int() of thousands of digits is quadratic, and beyond 4300 an error.
-    return int(digits) if len(digits) <= 25 else math.copysign(math.inf, -1 if "-" in digits else 1)
+def _integer(digits: str) -> int:
+    # int() of thousands of digits is quadratic, and beyond 4300 an error; the first 25 digits are
+    # as much too large.
+    return int(digits[:25])
 
 
-def _decode(document: str | bytes | bytearray | memoryview) -> Any:
-    if len(document) > LARGEST_DOCUMENT:
-        raise _unreadable(
-            f"the spec is larger than {LARGEST_DOCUMENT // 1024} KiB; put data into files",
-            "too_large",
-        )
+def decode_json(document: str | bytes | bytearray | memoryview, what: str) -> Any:
+    """The value of a JSON text, in which `faults_of` finds what JSON itself leaves open.
+
+    `what` names the text in messages. Raises `SpecInvalid` where it is empty, not UTF-8, or no
+    JSON.
+    """
     if not isinstance(document, str):
         try:
             document = bytes(document).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise _unreadable(
-                f"the spec is not UTF-8: byte {error.start} cannot be decoded", "malformed"
+                f"{what} is not UTF-8: byte {error.start} cannot be decoded", "malformed"
             ) from None
+    if not document.strip():
+        raise _unreadable(f"{what} is empty; JSON was expected", "malformed")
     try:
         return json.loads(document, object_pairs_hook=_object, parse_int=_integer)
     except json.JSONDecodeError as error:
         raise _unreadable(
-            f"the spec is not JSON: line {error.lineno}, column {error.colno}: {error.msg}",
+            f"{what} is not JSON: line {error.lineno}, column {error.colno}: {error.msg}",
             "malformed",
         ) from None
     except RecursionError:
         raise _unreadable(
-            f"the spec is nested deeper than {DEEPEST_VALUE} levels", "too_deep"
+            f"{what} is nested deeper than {DEEPEST_VALUE} levels", "too_deep"
         ) from None
+
+
+def faults_of(value: Any) -> list[Problem]:
+    """Keys given more than once and numbers that no field can hold, in a value of `decode_json`."""
+    found: list[Problem] = []
+    _find_faults(value, (), found)
+    return found[:MOST_PROBLEMS]
+
+
+def _find_faults(value: Any, path: tuple[str | int, ...], found: list[Problem]) -> None:
+    if isinstance(value, dict):
+        for key in value.repeated if isinstance(value, _Object) else ():
+            found.append(Problem(pointer_of((*path, key)), _REPEATED, "duplicate_key"))
+        for key, item in value.items():
+            if isinstance(item, _COMPOUND):
+                _find_faults(item, (*path, key), found)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            if isinstance(item, _COMPOUND):
+                _find_faults(item, (*path, index), found)
+    elif isinstance(value, int):
+        if abs(value) > LARGEST_INTEGER:
+            found.append(Problem(pointer_of(path), _TOO_LARGE, "out_of_range"))
+    elif isinstance(value, float) and not math.isfinite(value):
+        found.append(Problem(pointer_of(path), _NOT_FINITE, "not_finite"))
+
+
+_COMPOUND = (dict, list, int, float)
+_REPEATED = "is given more than once; keep one"
+_TOO_LARGE = f"is too large a number; whole numbers go to {LARGEST_INTEGER}"
+_NOT_FINITE = "must be a finite number; NaN, Infinity and 1e999 are none"
 
 
 class _Reader:
@@ -122,6 +161,9 @@ class _Reader:
 
     def plain(self, value: Any, path: tuple[str | int, ...]) -> Any:
         self._values += 1
+        # What most values are, and nothing is wrong with.
+        if type(value) is str and len(value) <= 256 and value.isprintable() and value.isascii():
+            return value
         if self._values > MOST_VALUES:
             raise _unreadable(f"the spec has more than {MOST_VALUES} values", "too_large")
         if value is None or isinstance(value, bool):
@@ -163,7 +205,7 @@ class _Reader:
             else:
                 copy[str(key)] = self.plain(item, (*path, key))
         for key in value.repeated if isinstance(value, _Object) else ():
-            self._refuse((*path, key), "is given more than once; keep one", "duplicate_key")
+            self._refuse((*path, key), _REPEATED, "duplicate_key")
         return copy
 
     def _string(self, value: str, path: tuple[str | int, ...]) -> Any:
@@ -175,15 +217,13 @@ class _Reader:
 
     def _integer(self, value: int, path: tuple[str | int, ...]) -> Any:
         if abs(value) > LARGEST_INTEGER:
-            return self._refuse(path, "is too large a number", "out_of_range")
+            return self._refuse(path, _TOO_LARGE, "out_of_range")
         return value
 
     def _float(self, value: float, path: tuple[str | int, ...]) -> Any:
         if math.isfinite(value):
             return value
-        return self._refuse(
-            path, "must be a finite number; NaN, Infinity and 1e999 are none", "not_finite"
-        )
+        return self._refuse(path, _NOT_FINITE, "not_finite")
 
 
 def _flaw_of_text(text: str) -> str | None:

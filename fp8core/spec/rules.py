@@ -10,6 +10,7 @@ from fp8core.spec.document import quoted
 from fp8core.spec.parts import Part
 from fp8core.spec.problems import Problem
 from fp8core.spec.recipe import AmpRecipe
+from fp8core.spec.sizes import impossible_sizes
 from fp8core.spec.sources import (
     BuiltinData,
     ConfigModel,
@@ -35,6 +36,8 @@ def broken_rules(spec: JobSpec, unreliable: Iterable[str] = ()) -> list[Problem]
     that field has a problem of its own, and its value here is not what was submitted.
     """
     spoiled = list(unreliable)
+    if not spoiled:
+        return [problem for _, rule in _RULES for problem in rule(spec)]
     return [
         problem
         for reads, rule in _RULES
@@ -74,6 +77,12 @@ def _config_can_be_built(spec: JobSpec) -> Iterator[Problem]:
                 "code that comes with a model is not run; use a model type that transformers has",
                 "unsupported",
             )
+
+
+@_reads("/model")
+def _config_has_possible_sizes(spec: JobSpec) -> Iterator[Problem]:
+    if isinstance(spec.model, ConfigModel):
+        yield from impossible_sizes(spec.model.config, ("model", "config"))
 
 
 @_reads("/model", "/tokenizer", "/training/sequence_length")

@@ -16,6 +16,7 @@ from fp8core.spec.parts import (
     Seed,
     one_message,
 )
+from fp8core.spec.sizes import LARGEST_SIZES, MOST_WEIGHTS, size_schema
 
 JOB_ID_PATTERN = r"^job_[0-9A-Za-z]+$"
 UPLOAD_ID_PATTERN = r"^[A-Za-z0-9._-]+$"
@@ -53,7 +54,16 @@ class ConfigModel(Part, title="New model from a configuration"):
         description="The model is built from a configuration, with random weights."
     )
     config: dict[str, JsonValue] = Field(
-        description="Hugging Face configuration; `model_type` is required."
+        description=(
+            "Hugging Face configuration; `model_type` is required. Its sizes are bounded: "
+            f"`num_hidden_layers` by {LARGEST_SIZES['num_hidden_layers']}, `hidden_size` by "
+            f"{LARGEST_SIZES['hidden_size']}, `intermediate_size` by "
+            f"{LARGEST_SIZES['intermediate_size']}, heads and `head_dim` by "
+            f"{LARGEST_SIZES['head_dim']}, `vocab_size` by {LARGEST_SIZES['vocab_size']}, "
+            f"`max_position_embeddings` by {LARGEST_SIZES['max_position_embeddings']}; all weights "
+            f"together by {MOST_WEIGHTS}."
+        ),
+        json_schema_extra={"properties": size_schema()},
     )
 
 

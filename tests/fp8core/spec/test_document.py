@@ -19,7 +19,8 @@ Refused = Callable[[Any], dict[str, Problem]]
 UNREADABLE: list[tuple[Any, str, str]] = [
     (b"\xff\xfe", "malformed", "byte 0 cannot be decoded"),
     (b'{"name": "\xc3("}', "malformed", "not UTF-8"),
-    (b"", "malformed", "line 1, column 1"),
+    (b"", "malformed", "is empty"),
+    (b" \n", "malformed", "is empty"),
     ('{"model": ', "malformed", "not JSON"),
     ('{"model": 1,}', "malformed", "not JSON"),
     ("{'model': 1}", "malformed", "not JSON"),

@@ -107,6 +107,37 @@ CASES: list[tuple[dict[str, Any], str, str, str]] = [
         "wrong_type",
         "not true",
     ),
+    *(
+        (
+            {"model": {"source": "config", "config": {"model_type": "llama", **sizes}}},
+            at,
+            code,
+            words,
+        )
+        for sizes, at, code, words in (
+            (
+                {"num_hidden_layers": 10**9},
+                "/model/config/num_hidden_layers",
+                "out_of_range",
+                "from 1 to 10000",
+            ),
+            ({"hidden_size": 10**11}, "/model/config/hidden_size", "out_of_range", "1048576"),
+            ({"n_embd": 0}, "/model/config/n_embd", "out_of_range", "not 0"),
+            ({"vocab_size": 1e3}, "/model/config/vocab_size", "wrong_type", "a whole number"),
+            (
+                {"text_config": {"max_position_embeddings": 10**12}},
+                "/model/config/text_config/max_position_embeddings",
+                "out_of_range",
+                "268435456",
+            ),
+            (
+                {"hidden_size": 2**20, "num_hidden_layers": 9999},
+                "/model/config",
+                "out_of_range",
+                "weights",
+            ),
+        )
+    ),
     ({"tokenizer": "words"}, "/tokenizer", "wrong_type", "an object"),
     (
         {"tokenizer": {"source": "train", "vocab_size": 255}},
