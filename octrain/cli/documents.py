@@ -11,6 +11,9 @@ from typing import Any
 
 import typer
 
+from fp8core.spec import SpecInvalid
+from fp8core.spec.document import decode_json, faults_of
+
 _YAML_SUFFIXES = (".yaml", ".yml")
 
 
@@ -32,6 +35,9 @@ def read_document(source: str) -> dict[str, Any]:
         document = _json(text, source)
     else:
         document = yaml_value(text, source)
+    faults = faults_of(document)
+    if faults:
+        raise typer.BadParameter("\n".join([f"{source} is refused:", *map(str, faults)]))
     if not isinstance(document, dict):
         kind = "nothing" if document is None else f"a {type(document).__name__}"
         raise typer.BadParameter(f"{source} must hold a JSON object, not {kind}")
@@ -103,12 +109,9 @@ def _put(document: dict[str, Any], parts: Sequence[str], value: Any, setting: st
 
 def _json(text: str, source: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno}, column {error.colno}"
-        raise typer.BadParameter(f"{source} is not JSON: {error.msg} ({where})") from None
-    except RecursionError:
-        raise typer.BadParameter(f"{source} is nested too deep") from None
+        return decode_json(text, source)
+    except SpecInvalid as error:
+        raise typer.BadParameter(error.problems[0].message) from None
 
 
 def _loader() -> Any:
@@ -153,7 +156,8 @@ def _loader() -> Any:
     # 007 is seven in YAML 1.2, not octal.
     Loader.add_constructor(
         "tag:yaml.org,2002:int",
-        lambda loader, node: int(node.value, 16 if "x" in node.value else 10),
+        # What has more digits than these is refused for its size, whatever follows.
+        lambda loader, node: int(node.value[:25], 16 if "x" in node.value else 10),
     )
     Loader.add_constructor("tag:yaml.org,2002:float", lambda loader, node: float(node.value))
     return Loader

@@ -1,4 +1,5 @@
-"""`octrain watch`, `wait`: bars in a terminal, a line now and then elsewhere."""
+"""`octrain watch`, `wait`: bars in a terminal; elsewhere a line at each change of the status, and
+every few seconds."""
 
 from __future__ import annotations
 
@@ -57,6 +58,7 @@ class JobBars:
         title = escape(title or job.data.name or job.id)
         task = self._progress.add_task(title, total=None, state=job.status, steps="?")
         view = _View(job, lambda view: self._show(title, task, view))
+        view.show()
         view.follow(job.stream())
         job.refresh()
         view.status = job.status
@@ -85,8 +87,9 @@ class JobBars:
             steps=view.total or "?",
         )
         now = time.monotonic()
-        if not self._live and (last or now - view.printed > _LINE_SECONDS):
-            view.printed = now
+        is_due = last or view.status != view.printed_status or now - view.printed > _LINE_SECONDS
+        if not self._live and is_due:
+            view.printed, view.printed_status = now, view.status
             self._console.print(
                 f"{title}: step {view.step}/{view.total or '?'}, {view.text()}",
                 highlight=False,
@@ -105,6 +108,7 @@ class _View:
         self.metrics: dict[str, float] = dict(job.data.latest_metrics)
         self.waiting_for: str | None = job.data.waiting_for
         self.printed = time.monotonic()
+        self.printed_status: str | None = None
         self._show = show
 
     def follow(self, events: Iterable[StreamEvent]) -> None:

@@ -32,6 +32,9 @@ class OctrainError(Exception):
         retry_after: float | None = None,
     ) -> None:
         lines = [detail, *(f"  {problem}" for problem in problems)]
+        if len(problems) == 1 and problems[0].message in detail:
+            # The server's summary of one thing is that thing; its place is said besides.
+            lines = [detail if problems[0].pointer in detail else str(problems[0])]
         super().__init__("\n".join(lines))
         self.status = status
         self.title = title

@@ -39,6 +39,8 @@ START_SECONDS = 60.0
 WORKERS_STOPPED_AT = 6.0
 SERVERS_STOPPED_AT = 7.5
 DATABASES_STOPPED_AT = 9.5
+# A process that is started again and is no server is called up once it has run so long.
+_STAYS_SECONDS = 2.0
 _SCHEMA_MISMATCH = 3  # exit status of `python -m octrain_api serve` on another schema
 
 OnEvent = Callable[[str], None]
@@ -82,6 +84,8 @@ class LocalStack:
         self._processes: dict[str, ManagedProcess] = {}
         self._lock: int | None = None
         self._restarts = Restarts({})
+        # What was started again, and since when, until it is said to be up.
+        self._returning: dict[str, float] = {}
 
     @property
     def url(self) -> str:
@@ -361,6 +365,7 @@ class LocalStack:
                 self._on_event(f"Nodes ready: {', '.join(self.worker_names)}")
             for name in list(self._processes):
                 self._watch(name, now)
+            self._tell_of_returned(now)
             if now - rotated > 5.0:
                 rotated = now
                 for process in self._processes.values():
@@ -377,8 +382,19 @@ class LocalStack:
         elif decision.start:
             try:
                 self.restart(name)
+                self._returning[name] = now
             except LocalStackError as error:
                 self._on_event(f"{name} could not be started: {error}")
+
+    def _tell_of_returned(self, now: float) -> None:
+        """Say of each process that was started again that it is there: the API once it answers."""
+        for name, since in list(self._returning.items()):
+            if not self._processes[name].running:
+                del self._returning[name]
+            elif self.is_ready() if name == "api" else now - since > _STAYS_SECONDS:
+                del self._returning[name]
+                at = f" at {self.url}" if name == "api" else ""
+                self._on_event(f"{name} is up again{at}")
 
     # Stop
 

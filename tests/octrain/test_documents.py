@@ -62,6 +62,27 @@ def test_a_document_that_means_nothing_is_wrong_usage(tmp_path: Path, text: str,
         read_document(str(path))
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("spec.json", '{"model": {"a": 1, "a": 2}}', "/model/a: is given more than once"),
+        ("spec.json", '{"a": [1, 1e400]}', "/a/1: must be a finite number"),
+        ("spec.json", f'{{"a": {"9" * 6000}}}', "/a: is too large a number"),
+        ("spec.yaml", f"a: {'9' * 6000}", "/a: is too large a number"),
+        ("spec.yaml", "a: {b: 1e400}", "/a/b: must be a finite number"),
+        ("spec.json", "", "is empty"),
+    ],
+)
+def test_what_a_document_leaves_open_is_refused_with_its_place(
+    tmp_path: Path, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(typer.BadParameter) as refused:
+        read_document(str(tmp_path / name))
+    assert said in str(refused.value)
+    assert "set_int_max_str_digits" not in str(refused.value)
+
+
 def test_settings_reach_every_place() -> None:
     before: dict[str, Any] = {"a": {"b": 1}, "l": [{"x": 1}, 2]}
     settings = ["a.b=2", "a.c.d=[1]", "l.0.x=null", "l.1=word", "/labels/a.b~1c=yes", "e="]
