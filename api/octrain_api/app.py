@@ -5,7 +5,7 @@ import contextlib
 import functools
 from collections.abc import AsyncIterator
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 
 from octrain_api import clocks, docs, health, problem_pages, problems
 from octrain_api.admission import Admission
@@ -20,12 +20,14 @@ from octrain_api.dependencies import Context
 from octrain_api.events.endpoints import router as events
 from octrain_api.events.stream_endpoints import router as event_streams
 from octrain_api.guard import RequestGuard
+from octrain_api.jobs.direct import DirectRequests
 from octrain_api.jobs.endpoints import router as jobs
 from octrain_api.jobs.list_endpoints import router as job_lists
 from octrain_api.jobs.management_endpoints import router as job_management
 from octrain_api.jobs.reading import JobReader
 from octrain_api.jobs.stream_endpoints import router as streams
 from octrain_api.jobs.tags import ConditionalReads, JobTags
+from octrain_api.json_bodies import JsonBodies
 from octrain_api.keys.endpoints import router as keys
 from octrain_api.keys.enrolment_endpoints import router as enrolment
 from octrain_api.keys.last_use import LastUse
@@ -41,6 +43,7 @@ from octrain_api.observability.middleware import RequestObserver
 from octrain_api.observability.scrape import Scrape
 from octrain_api.observability.tracing import make_tracing
 from octrain_api.plans.endpoints import router as plans
+from octrain_api.query_names import refuse_unknown_names
 from octrain_api.rate_limits.limiter import RateLimiter
 from octrain_api.readiness import Readiness
 from octrain_api.recipes.endpoints import router as recipes
@@ -127,7 +130,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await record_refusal(database, request, status)
 
     # The last one is the outermost.
+    app.add_middleware(DirectRequests, context=context)
     app.add_middleware(ConditionalReads, holder=principals.known, tags=tags)
+    app.add_middleware(JsonBodies)
     app.add_middleware(
         Admission,
         settings=settings.rate_limits,
@@ -173,7 +178,11 @@ def _endpoints() -> APIRouter:
     api.include_router(plans)
     api.include_router(job_lists)
     api.include_router(job_management)
-    endpoints = APIRouter(generate_unique_id_function=lambda route: route.name)
+    # Not of the dashboard: what stands in the addresses of its pages is the browser's affair.
+    endpoints = APIRouter(
+        dependencies=[Depends(refuse_unknown_names)],
+        generate_unique_id_function=lambda route: route.name,
+    )
     endpoints.include_router(api, prefix="/v1")
     endpoints.include_router(api, include_in_schema=False)
     endpoints.include_router(health.router)

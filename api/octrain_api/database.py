@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 from typing import Any
 
@@ -16,10 +16,13 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 
+from octrain_api.direct import Connection, DirectConnections
 from octrain_api.settings import DatabaseSettings
 
 # Seconds for which a connection that was just used is not asked whether it still lives.
 _SURELY_ALIVE = 1.0
+# Seconds to wait for a connection while all are in use.
+_PATIENCE = 30.0
 
 
 def seconds(amount: float | SQLColumnExpression[Any]) -> ColumnElement[Any]:
@@ -36,6 +39,15 @@ async def database_now(session: AsyncSession) -> datetime:
 async def lock_name(session: AsyncSession, name: str) -> None:
     """Serialise the transactions that would create a row, which is not there yet to be locked."""
     await session.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+
+
+async def psycopg_of(session: AsyncSession) -> Connection:
+    """The driver's own connection, in the transaction of this session; what it has is written."""
+    await session.flush()
+    connection = await session.connection()
+    raw = (await connection.get_raw_connection()).driver_connection
+    assert isinstance(raw, psycopg.AsyncConnection)
+    return raw
 
 
 def _ask_whether_it_lives(engine: Engine) -> None:
@@ -76,6 +88,9 @@ class Database:
         )
         _ask_whether_it_lives(self.engine.sync_engine)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
+        self._direct = DirectConnections(
+            lambda: self.connect(application_name), settings.pool_size, _PATIENCE
+        )
         # The same pool again; every statement is a transaction of its own.
         self._singles = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # The same pool; every transaction reads the database as it was at its first statement.
@@ -100,12 +115,23 @@ class Database:
         """The same for readers: what one transaction reads in several statements fits together."""
         return self._snapshots()
 
-    async def connect(self) -> psycopg.AsyncConnection[tuple[object, ...]]:
+    def direct(self) -> AbstractAsyncContextManager[Connection]:
+        """The driver's own connection, of others than the pool's, that commits each statement."""
+        return self._direct.connection()
+
+    @property
+    def connections_used(self) -> int:
+        """How many connections are in use by requests now."""
+        pool: Any = self.engine.pool
+        return int(pool.checkedout()) + self._direct.used
+
+    async def connect(self, application_name: str | None = None) -> Connection:
         """A connection of its own in autocommit, outside the pool."""
         return await psycopg.AsyncConnection.connect(
             self.settings.url,
             autocommit=True,
             connect_timeout=self.settings.connect_timeout,
+            application_name=application_name,
             keepalives_idle=10,
             keepalives_interval=5,
             keepalives_count=3,
@@ -113,4 +139,5 @@ class Database:
 
     async def close(self) -> None:
         """Close every pooled connection."""
+        await self._direct.close()
         await self.engine.dispose()

@@ -1,6 +1,7 @@
 """What an endpoint can ask for: the application's context and the session of this request."""
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -49,8 +50,9 @@ async def get_context(request: Request) -> Context:
 ContextDep = Annotated[Context, Depends(get_context)]
 
 
-async def get_session(context: ContextDep, request: Request) -> AsyncIterator[AsyncSession]:
-    """One session per request, committed when the endpoint returns: services never commit.
+@asynccontextmanager
+async def request_session(context: Context, request: Request) -> AsyncIterator[AsyncSession]:
+    """One session per request, committed at the end: services never commit.
 
     A GET sees one moment of the database: a job and its attempts of two moments would contradict
     each other.
@@ -63,6 +65,12 @@ async def get_session(context: ContextDep, request: Request) -> AsyncIterator[As
             await record_change(session, request)
         await session.commit()
         context.listener.forget_changes_of(session)
+
+
+async def get_session(context: ContextDep, request: Request) -> AsyncIterator[AsyncSession]:
+    """The session of this request, committed when the endpoint returns."""
+    async with request_session(context, request) as session:
+        yield session
 
 
 # scope="function": the commit comes before the answer is sent, so that an answer is never a lie.

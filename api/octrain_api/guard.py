@@ -75,7 +75,7 @@ class RequestGuard:
                 "Unsupported media type",
                 f"This route reads application/json, not {media_type}.",
             )
-        return await self._whole(receive)
+        return await self._whole(scope, receive)
 
     def _counting(self, receive: Receive) -> Receive:
         seen = 0
@@ -90,7 +90,7 @@ class RequestGuard:
 
         return counting
 
-    async def _whole(self, receive: Receive) -> Receive:
+    async def _whole(self, scope: Scope, receive: Receive) -> Receive:
         """Reads the JSON to its end and gives it on as one piece."""
         counting = self._counting(receive)
         parts: list[bytes] = []
@@ -102,6 +102,7 @@ class RequestGuard:
             parts.append(message.get("body", b""))
             more = message.get("more_body", False)
         body = b"".join(parts)
+        scope["state"]["body"] = body
         why = too_complex(
             body,
             max_depth=self._settings.max_json_depth,

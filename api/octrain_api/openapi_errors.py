@@ -94,19 +94,13 @@ def kinds_of(method: str, operation: dict[str, Any], scope: str | None) -> tuple
         found["not-found"] = None
     if "requestBody" in operation:
         found |= dict.fromkeys(_WITH_BODY)
-    if any(one["in"] != "path" or _is_narrow(one["schema"]) for one in parameters):
-        found["request-invalid"] = None
+    # Of a query parameter that it does not know, at least.
+    found["request-invalid"] = None
     if any(one["name"] == "Idempotency-Key" for one in parameters):
         found |= dict.fromkeys(_WITH_IDEMPOTENCY_KEY)
     found |= dict.fromkeys(_OWN.get(identifier, ()))
     left_out = _NOT.get(identifier, set())
     return tuple(name for name in found if name not in left_out)
-
-
-def _is_narrow(schema: dict[str, Any]) -> bool:
-    return schema.get("type") != "string" or bool(
-        schema.keys() & {"pattern", "minLength", "maxLength", "format", "enum"}
-    )
 
 
 def answers_of(names: Iterable[str], *, has_content: bool) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import psycopg
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
@@ -81,7 +82,7 @@ def conflict(slug: str, detail: str, **extra: Any) -> Problem:
 
 def database_problem(error: Exception) -> Problem | None:
     """503 for an error that says that the database is away; None for any other error. Logs it."""
-    if not isinstance(error, OperationalError | PoolTimeout):
+    if not isinstance(error, OperationalError | PoolTimeout | psycopg.OperationalError):
         return None
     cause = error.orig if isinstance(error, DBAPIError) else error
     log.error("the database is unavailable: %s", cause)
@@ -128,6 +129,12 @@ def response(request: Request, problem: Problem) -> JSONResponse:
 def _pointer(location: Sequence[int | str]) -> str:
     parts = location[1:] if location and location[0] == "body" else location
     return "".join("/" + str(p).replace("~", "~0").replace("/", "~1") for p in parts)
+
+
+def _said(error: Mapping[str, Any]) -> str:
+    if tuple(error["loc"]) == ("body",) and error["type"] == "missing":
+        return "the body is empty; this route reads JSON"
+    return str(error["msg"])
 
 
 def _methods_at(app: FastAPI, path: str) -> list[str]:
@@ -183,17 +190,19 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _validation(request: Request, error: RequestValidationError) -> JSONResponse:
         errors = [
-            ProblemError(
-                pointer=_pointer(e["loc"]) or "", message=str(e["msg"]), code=str(e["type"])
-            )
+            ProblemError(pointer=_pointer(e["loc"]), message=_said(e), code=str(e["type"]))
             for e in error.errors()
         ]
-        detail = f"{len(errors)} value(s) of the request are not valid."
+        detail = f"{len(errors)} values of the request are not valid."
+        if len(errors) == 1:
+            pointer = errors[0].pointer
+            detail = f"{pointer}: {errors[0].message}" if pointer else errors[0].message
         problem = Problem(422, "request-invalid", "Request not valid", detail, errors=errors)
         return response(request, problem)
 
     @app.exception_handler(OperationalError)
     @app.exception_handler(PoolTimeout)
+    @app.exception_handler(psycopg.OperationalError)
     async def _database(request: Request, error: Exception) -> JSONResponse:
         problem = database_problem(error)
         assert problem is not None

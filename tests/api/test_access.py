@@ -16,6 +16,8 @@ OPEN = {
     "/docs/assets",
     "/problems",
     "/problems/{name}",
+    # Leads to the dashboard.
+    "/",
     # Files, the same for everybody.
     "/dashboard",
     "/dashboard/{path}",
@@ -255,6 +257,30 @@ async def test_errors_are_problem_documents(
     assert problem["status"] == status
     assert problem["title"]
     assert problem["detail"]
+
+
+async def test_a_parameter_that_a_route_does_not_know_is_refused(lone_service: Any) -> None:
+    service = lone_service
+    clients = {
+        scope: service.client(await service.key("walker", scope))
+        for scope in ("jobs:read", "jobs:write", "admin", "node")
+    }
+    routes = {**SCOPES, ("GET", "/healthz"): "any", ("GET", "/readyz"): "any"}
+    for (method, template), scope in routes.items():
+        for query in ("no-such=1", "no-such"):
+            url = f"http://octrain{_path(template)}?{query}"
+            client = clients["jobs:read" if scope == "any" else scope]
+            answer = await client.request(method, url, json=BODIES.get(template, {}))
+            assert answer.status_code == 422, (method, template)
+            if method != "HEAD":
+                [error] = answer.json()["errors"]
+                assert error["pointer"] == "/query/no-such"
+    reader = clients["jobs:read"]
+    misspelt = (await reader.get("/jobs?staus=queued&label.team=a&label.=b")).json()
+    assert [e["pointer"] for e in misspelt["errors"]] == ["/query/staus", "/query/label."]
+    assert misspelt["errors"][0]["suggestion"] == "status"
+    assert "created_after" in misspelt["errors"][0]["message"]
+    assert (await reader.get("/jobs?status=queued&label.team=a")).status_code == 200
 
 
 async def test_large_bodies_are_refused(service: Any, spec: Any) -> None:

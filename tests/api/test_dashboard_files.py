@@ -41,6 +41,11 @@ def client(folder: Path) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=transport, base_url="http://octrain")
 
 
+async def test_the_root_leads_to_the_dashboard(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (307, "/dashboard")
+
+
 async def test_every_route_of_the_page_is_the_index(client: httpx.AsyncClient) -> None:
     for path in (
         "",

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from octrain_api.jobs.schemas import AttemptSummary, JobObject
+
 
 async def _count(service: Any) -> int:
     return int((await service.sql("SELECT count(*) AS n FROM jobs"))[0].n)
@@ -28,6 +30,31 @@ async def test_a_job_is_stored_with_every_default(service: Any, spec: Any) -> No
     assert (await user.get(job["links"]["self"].removeprefix("/v1"))).json()["id"] == job["id"]
     without_prefix = await user.get(f"http://octrain/jobs/{job['id']}")
     assert without_prefix.json()["id"] == job["id"]
+
+
+async def test_jobs_have_the_form_that_the_document_says(
+    service: Any, worker: Any, user: Any, running_job: str, submit: Any
+) -> None:
+    noted = 'a "quoted" \\ back\nslash, \u2028 and \u00e9'
+    waiting = await submit(user, notes=noted, labels={"k": '"'})
+    listed = {job["id"]: job for job in (await user.get("/jobs")).json()["items"]}
+    for job_id in (running_job, waiting):
+        text = (await user.get(f"/jobs/{job_id}")).content
+        shown = json.loads(text)
+        assert list(shown) == list(JobObject.model_fields)
+        # What the model makes of it is what was sent, times apart, which may be written shorter.
+        job = JobObject.model_validate_json(text)
+        again = job.model_dump(mode="json")
+        for one in (shown, again):
+            one["attempts"] = [AttemptSummary.model_validate(a) for a in one["attempts"]]
+        assert again == shown
+        parts = (await user.get("/jobs?fields=attempts,status,spec")).json()["items"]
+        [part] = [one for one in parts if one["id"] == job_id]
+        assert list(part) == ["id", "status", "attempts", "spec"]
+        assert all(part[name] == listed[job_id][name] for name in part)
+    assert (listed[waiting]["notes"], listed[waiting]["labels"]) == (noted, {"k": '"'})
+    assert listed[running_job]["latest_metrics"] == {"train/loss": 5.5}
+    assert listed[running_job]["attempts"][0]["node"]
 
 
 _BAD: list[tuple[str, Any, str]] = [

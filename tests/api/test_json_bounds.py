@@ -1,10 +1,11 @@
-"""Depth and size of JSON, found without parsing it: held to what the parser finds."""
+"""Bodies: depth and size, found without parsing; what JSON leaves open, refused at its place."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,3 +58,55 @@ def test_brackets_in_strings_hide_nothing() -> None:
 def test_what_is_no_json_is_left_to_the_parser() -> None:
     for text in (b"", b"]]]]", b'"' + b"[" * 1000, b"}{" * 100, b"\xff" * 100):
         assert too_complex(text, max_depth=100, max_values=1000) is None
+
+
+_SPEC = b'{"model": {"source": "path", "path": "m"}, "recipe": {}, '
+# (body, the pointer, words of the message)
+STRICT = [
+    (b"", "", "empty"),
+    (b"  ", "", "empty"),
+    (b"\xff\xfe{}", "", "not UTF-8: byte 0"),
+    (b"{'a': 1}", "", "line 1, column 2"),
+    (b'{"notes": "a", "notes": "b"}', "/notes", "more than once"),
+    (_SPEC + b'"data": {"source": "a", "source": "b"}}', "/data/source", "more than once"),
+    (b'{"labels": [{"a": 1, "a": 1}]}', "/labels/0/a", "more than once"),
+    (b'{"priority": ' + b"9" * 6000 + b"}", "/priority", "too large a number"),
+    (b'{"a": [0, 1e400]}', "/a/1", "finite number"),
+    (b'{"a/b": NaN}', "/a~1b", "finite number"),
+]
+
+
+@pytest.mark.parametrize("body", [b"null", b'"text"', b"1", b"[]", b"true"])
+async def test_a_body_that_is_no_object_is_refused(service: Any, body: bytes) -> None:
+    user = await service.user()
+    for path in ("/jobs", "/jobs?draft=true", "/recipes"):
+        answer = await user.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 422, answer.text
+
+
+@pytest.mark.parametrize(("body", "pointer", "words"), STRICT)
+async def test_what_json_leaves_open_is_refused_on_every_route(
+    service: Any, submit: Any, body: bytes, pointer: str, words: str
+) -> None:
+    user = await service.user()
+    admin = service.client(await service.key("root", "admin"))
+    job_id = await submit(user)
+    for client, method, path, kind in (
+        (user, "POST", "/jobs", "spec-invalid"),
+        (user, "POST", "/jobs?draft=true", "spec-invalid"),
+        (user, "POST", "/jobs:validate", "spec-invalid"),
+        (user, "PATCH", f"/jobs/{job_id}", "request-invalid"),
+        (user, "POST", "/recipes", "request-invalid"),
+        (user, "POST", "/webhooks", "request-invalid"),
+        (admin, "POST", "/keys", "request-invalid"),
+        (service.client(None), "POST", "/session", "request-invalid"),
+    ):
+        headers = {"Content-Type": "application/json", "Idempotency-Key": "one"}
+        answer = await client.request(method, path, content=body, headers=headers)
+        problem = answer.json()
+        assert (answer.status_code, problem["type"]) == (422, f"/problems/{kind}"), path
+        [error] = problem["errors"]
+        assert error["pointer"] == pointer, (path, problem)
+        assert words in error["message"], (path, problem)
+        assert "set_int_max_str_digits" not in answer.text
+    assert len((await user.get("/jobs")).json()["items"]) == 1

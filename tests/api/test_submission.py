@@ -11,10 +11,11 @@ from sqlalchemy import text
 
 from fp8core.spec import parse_spec
 from octrain_api.controller.placement import Need, need_of, never_fits
+from octrain_api.database import psycopg_of
 from octrain_api.ids import new_id
 from octrain_api.jobs.repository import FARTHEST_POSITION
-from octrain_api.jobs.submission import FirstEvent, Unless, store
-from octrain_api.models import Job
+from octrain_api.jobs.submission import FirstEvent, NewJob, Unless, store
+from octrain_api.jobs.transitions import Status
 
 _NODE = """
 INSERT INTO nodes (id, name, owner, boot_id, hostname, version, device_kinds, cpu_slots, gpus,
@@ -57,18 +58,15 @@ NEEDS = [
 ]
 
 
-def _job(spec: dict[str, Any], need: Need) -> Job:
-    resolved = parse_spec(spec).resolved()
-    return Job(
+def _job(spec: dict[str, Any], need: Need) -> NewJob:
+    return NewJob(
         id=new_id("job"),
         owner="o",
-        labels={},
-        notes="",
-        priority=0,
-        spec=resolved,
-        status="queued",
-        total_steps=1,
-        need=str(need),
+        spec=parse_spec(spec).resolved(),
+        recipe_from=None,
+        status=Status.QUEUED,
+        need=need,
+        traceparent=None,
     )
 
 
@@ -97,11 +95,10 @@ async def test_the_statement_and_the_placement_agree_on_who_fits(
                 if need_of(_spec_of(need)) != need:
                     continue  # several GPUs are no wish for as many CPU slots
                 unless = Unless(no_node_fits=True)
-                stored = await store(
-                    session, _job(spec, need), events, "user:o", None, None, unless
-                )
+                connection, job = await psycopg_of(session), _job(spec, need)
+                stored = await store(connection, job, events, "user:o", None, None, unless)
                 fits = never_fits(_spec_of(need), [node, node]) is None
-                assert (stored.is_new, stored.is_refused) == (fits, not fits), (node, need)
+                assert (stored.row is not None, stored.is_refused) == (fits, not fits), (node, need)
                 seen.add(fits)
             await session.rollback()
     assert seen == {True, False}

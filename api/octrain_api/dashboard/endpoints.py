@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, HTMLResponse
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 
 from octrain_api.dashboard.files import HASHED, INDEX, BuiltFile, dashboard_folder, find_file
 from octrain_api.jobs.tags import matches
@@ -53,6 +53,10 @@ files along. The API and its <a href="/docs">reference</a> work without them.</p
 def install(app: FastAPI, settings: DashboardSettings) -> None:
     """Serve the dashboard of this application."""
     given = settings.folder
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    def root() -> Response:
+        return RedirectResponse("/dashboard", status_code=307)
 
     @app.api_route("/dashboard", methods=["GET", "HEAD"], include_in_schema=False)
     @app.api_route("/dashboard/{path:path}", methods=["GET", "HEAD"], include_in_schema=False)

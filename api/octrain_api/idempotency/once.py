@@ -9,25 +9,27 @@ what was made, as it is then, and another request under the key gets 422.
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from octrain_api.auth import AnyKey
+from octrain_api.auth import AnyKey, Principal
 from octrain_api.dependencies import SessionDep
 from octrain_api.idempotency.repository import Claim, IdempotencyRepository, lock_of
 from octrain_api.problems import Problem, conflict
 
+HEADER = "Idempotency-Key"
+LONGEST_KEY = 255
 # What a request in flight takes is hardly longer.
 _RETRY_AFTER = "1"
 
 IdempotencyKeyHeader = Annotated[
     str | None,
     Header(
-        alias="Idempotency-Key",
+        alias=HEADER,
         min_length=1,
-        max_length=255,
+        max_length=LONGEST_KEY,
         description="sent again within 24 hours with the same request: what that one made",
     ),
 ]
@@ -132,23 +134,25 @@ async def _once(
     principal: AnyKey,
     idempotency_key: IdempotencyKeyHeader = None,
 ) -> Once:
-    if idempotency_key is None:
+    return once_of(request, session, principal, idempotency_key)
+
+
+def once_of(request: Request, session: AsyncSession, principal: Principal, key: str | None) -> Once:
+    """What this key of the request, if it has one, demands."""
+    if key is None:
         return Once(session, None)
-    digest = _request_hash(request, await request.body())
-    return Once(session, Kept(principal.owner, idempotency_key, digest))
+    return Once(session, Kept(principal.owner, key, _request_hash(request)))
 
 
-def _request_hash(request: Request, body: bytes) -> str:
+def _request_hash(request: Request) -> str:
     """Of what the request asks for: path, query and JSON, however that is written."""
-    try:
-        content: Any = json.loads(body) if body else None
-    except (ValueError, RecursionError):
-        content = body.decode("latin-1")
+    query = request.query_params.multi_items() if request.scope["query_string"] else []
     asked = [
         request.method,
-        request.url.path.removeprefix("/v1"),
-        sorted(request.query_params.multi_items()),
-        content,
+        request.scope["path"].removeprefix("/v1"),
+        sorted(query),
+        # None without a body.
+        request.scope["state"].get("json"),
     ]
     text = json.dumps(asked, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -3,18 +3,18 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request, Response
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.audit.recording import entry_of_change, note_target, note_written
-from octrain_api.auth import Reader, Writer
+from octrain_api.auth import Principal, Reader, Writer
 from octrain_api.dependencies import Context, ContextDep, SessionDep
 from octrain_api.idempotency.once import Once, OnceDep
 from octrain_api.jobs.reading import Known, conditional
-from octrain_api.jobs.repository import JobRepository
+from octrain_api.jobs.rows import JobRow
 from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobObject
-from octrain_api.jobs.service import JobService, parse_body
-from octrain_api.jobs.views import job_objects
-from octrain_api.models import Job
-from octrain_api.problems import Problem, not_found
+from octrain_api.jobs.service import JobService
+from octrain_api.jobs.views import json_of
+from octrain_api.problems import Problem, ProblemError, not_found
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -51,19 +51,26 @@ async def read_spec(request: Request, context: Context) -> dict[str, Any]:
     if len(body) > context.settings.http.max_spec_bytes:
         limit = context.settings.http.max_spec_bytes
         raise Problem(413, "body-too-large", "Body too large", f"A spec has {limit} bytes at most.")
-    return parse_body(body)
+    value = getattr(request.state, "json", None)
+    if not isinstance(value, dict):
+        message = "send a JSON object: the job's spec" if body else "the body is empty: send a spec"
+        error = ProblemError(pointer="", message=message, code="type")
+        raise Problem(422, "spec-invalid", "The job's spec is not valid", message, errors=[error])
+    return value
 
 
-async def one_object(repository: JobRepository, job: Job) -> JobObject:
-    return (await job_objects(repository, [job]))[0]
+def shown(job: JobRow) -> Response:
+    """The answer that shows a job."""
+    return Response(json_of(job), media_type="application/json")
 
 
-def made(request: Request, job: JobObject, once: Once) -> Response:
+def made(request: Request, job: JobRow, once: Once) -> Response:
     """The answer to a request that made a job, or whose Idempotency-Key made one before."""
     note_target(request, job.id)
     if not once.is_replay:
         note_written(request)
-    response = Response(job.model_dump_json(), 201, media_type="application/json")
+    response = shown(job)
+    response.status_code = 201
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     once.mark(response)
     return response
@@ -82,6 +89,22 @@ async def create_job(
     ] = False,
 ) -> Any:
     """Submit a job. It is stored when this answers, whatever happens to any other part."""
+    return await make_job(
+        request, session, context, principal, once, allow_waiting=allow_waiting, draft=draft
+    )
+
+
+async def make_job(
+    request: Request,
+    session: AsyncSession,
+    context: Context,
+    principal: Principal,
+    once: Once,
+    *,
+    allow_waiting: bool = False,
+    draft: bool = False,
+) -> Response:
+    """The job of the request's body, or the one that its key made before."""
     body = await read_spec(request, context)
     service = JobService(session, context.settings, principal)
     job = await service.submit(
@@ -90,7 +113,7 @@ async def create_job(
         allow_waiting,
         draft=draft,
         entry=entry_of_change(request),
-        alone=context.database.single,
+        alone=context.database.direct,
     )
     return made(request, job, once)
 
@@ -125,28 +148,31 @@ async def get_job(
     return conditional(view.body, view.etag, if_none_match)
 
 
-@router.post("/{job_id}/cancel")
+@router.post("/{job_id}/cancel", response_model=JobObject)
 async def cancel_job(
     job_id: str, session: SessionDep, context: ContextDep, principal: Writer
-) -> JobObject:
+) -> Any:
     """Ask for the job's end. Asking again, or after its end, answers 200 and changes nothing."""
-    job = await JobService(session, context.settings, principal).cancel(job_id)
-    return await one_object(JobRepository(session), job)
+    service = JobService(session, context.settings, principal)
+    await service.cancel(job_id)
+    return shown(await service.get(job_id))
 
 
-@router.post("/{job_id}/pause")
+@router.post("/{job_id}/pause", response_model=JobObject)
 async def pause_job(
     job_id: str, session: SessionDep, context: ContextDep, principal: Writer
-) -> JobObject:
+) -> Any:
     """Checkpoint the job and free its node. Asking again answers 200; a final job gives 409."""
-    job = await JobService(session, context.settings, principal).pause(job_id)
-    return await one_object(JobRepository(session), job)
+    service = JobService(session, context.settings, principal)
+    await service.pause(job_id)
+    return shown(await service.get(job_id))
 
 
-@router.post("/{job_id}/resume")
+@router.post("/{job_id}/resume", response_model=JobObject)
 async def resume_job(
     job_id: str, session: SessionDep, context: ContextDep, principal: Writer
-) -> JobObject:
+) -> Any:
     """Queue a paused job again; it goes on from its newest checkpoint."""
-    job = await JobService(session, context.settings, principal).resume(job_id)
-    return await one_object(JobRepository(session), job)
+    service = JobService(session, context.settings, principal)
+    await service.resume(job_id)
+    return shown(await service.get(job_id))

@@ -9,19 +9,19 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import Field
-from sqlalchemy import literal_column
 
 from octrain_api.auth import Reader
-from octrain_api.dependencies import SessionDep
+from octrain_api.dependencies import ContextDep
 from octrain_api.jobs.reading import conditional
-from octrain_api.jobs.repository import ORDERS, JobFilter, JobOrder, JobRepository
+from octrain_api.jobs.repository import ORDERS, JobFilter, JobOrder
+from octrain_api.jobs.rows import JobRow, JobRows
 from octrain_api.jobs.schemas import JobList, JobObject, JobParts
 from octrain_api.jobs.transitions import Status
-from octrain_api.jobs.views import job_objects
-from octrain_api.models import Job
+from octrain_api.jobs.views import json_of
 from octrain_api.pagination import cut
 from octrain_api.patterns import comma_separated
 from octrain_api.problems import Problem, ProblemError
+from octrain_api.query_names import PREFIX
 from octrain_api.times import WrittenTime
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -41,6 +41,9 @@ async def label_filters(request: Request) -> tuple[tuple[str, str], ...]:
     """`label.KEY=VALUE` of the query."""
     pairs = request.query_params.multi_items()
     return tuple((k.removeprefix("label."), v) for k, v in pairs if k.startswith("label."))
+
+
+setattr(label_filters, PREFIX, "label.")
 
 
 def known_statuses(values: list[str] | None, name: str = "status") -> tuple[str, ...]:
@@ -106,7 +109,7 @@ Time = Annotated[
 
 @router.get("", response_model=JobList | JobParts, responses={304: {"description": "Unchanged"}})
 async def list_jobs(
-    session: SessionDep,
+    context: ContextDep,
     principal: Reader,
     labels: Annotated[tuple[tuple[str, str], ...], Depends(label_filters)],
     statuses: Annotated[tuple[str, ...], Depends(_statuses)],
@@ -129,7 +132,6 @@ async def list_jobs(
     A page goes on behind the last job of the one before, whatever was added meanwhile. `..._after`
     includes its moment, `..._before` does not.
     """
-    repository = JobRepository(session)
     job_filter = JobFilter(
         statuses,
         labels,
@@ -139,15 +141,14 @@ async def list_jobs(
         (aware(ended_after), aware(ended_before)),
     )
     after = _decode(cursor, order) if cursor is not None else None
-    jobs = await repository.page(principal.visible_owner, job_filter, limit + 1, after, order)
+    owner = principal.visible_owner
+    async with context.database.direct() as connection:
+        rows = JobRows(connection)
+        jobs = await rows.page(owner, job_filter, limit + 1, after, order, fields)
     page = jobs[:limit]
     next_cursor = _encode(page[-1], order) if cut(jobs, limit) else None
-    items = await job_objects(repository, page)
-    if fields is None:
-        body = JobList(items=items, next_cursor=next_cursor).model_dump_json().encode()
-    else:
-        parts = [item.model_dump(mode="json", include=fields) for item in items]
-        body = json.dumps({"items": parts, "next_cursor": next_cursor}, allow_nan=False).encode()
+    items = ",".join(json_of(job, fields) for job in page)
+    body = f'{{"items":[{items}],"next_cursor":{json.dumps(next_cursor)}}}'.encode()
     return conditional(body, f'"{blake2b(body, digest_size=12).hexdigest()}"', if_none_match)
 
 
@@ -158,8 +159,10 @@ def aware(time: datetime | None) -> datetime | None:
     return time.replace(tzinfo=UTC)
 
 
-def _encode(job: Job, order: JobOrder) -> str:
-    value = JobRepository.order_value(job, order)
+def _encode(job: JobRow, order: JobOrder) -> str:
+    value: datetime | int | str | None = getattr(job, order.column)
+    if value is None and order.column == "name":
+        value = ""
     shown = value.isoformat() if isinstance(value, datetime) else value
     text = json.dumps([str(order), shown, job.id])
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
@@ -181,7 +184,7 @@ def _decode(cursor: str, order: JobOrder) -> tuple[Any, str]:
 def _value(shown: Any, order: JobOrder) -> Any:
     if order.column in _TIMES:
         if shown is None:
-            return literal_column("'infinity'::timestamptz")
+            return "infinity"
         time = datetime.fromisoformat(shown)
         if time.tzinfo is None:
             raise ValueError(shown)

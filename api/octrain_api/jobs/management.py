@@ -15,7 +15,8 @@ from octrain_api.jobs import transitions
 from octrain_api.jobs.deletion import remove_contents
 from octrain_api.jobs.overrides import overridden
 from octrain_api.jobs.repository import JobFilter, JobRepository
-from octrain_api.jobs.schemas import JobChanges, JobObject
+from octrain_api.jobs.rows import JobRow
+from octrain_api.jobs.schemas import JobChanges
 from octrain_api.jobs.service import JobService
 from octrain_api.jobs.submission import FirstEvent
 from octrain_api.jobs.transitions import FINAL, Actor, Status
@@ -96,7 +97,7 @@ class JobManager:
         entry: dict[str, Any] | None,
         allow_waiting: bool,
         draft: bool,
-    ) -> JobObject:
+    ) -> JobRow:
         """A new job of the same spec with `overrides` over it (RFC 7396)."""
         source = await self._jobs.get(job_id, self._principal.visible_owner)
         if source is None:
@@ -141,10 +142,8 @@ class JobManager:
             unfinished = tuple(s.value for s in Status if s not in FINAL)
             statuses = tuple(s for s in job_filter.statuses or unfinished if s in unfinished)
             narrowed = JobFilter(statuses, job_filter.labels, job_filter.name)
-            found = await self._jobs.page(
-                self._principal.visible_owner, narrowed, MOST_AT_ONCE, None
-            )
-            ids = [job.id for job in found] if statuses else []
+            owner = self._principal.visible_owner
+            ids = await self._jobs.ids(owner, narrowed, MOST_AT_ONCE) if statuses else []
         results = []
         # In the order of ids, like everybody who locks several jobs.
         for job_id in sorted(set(ids)):

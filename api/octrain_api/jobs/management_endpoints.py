@@ -8,9 +8,9 @@ from octrain_api.audit.recording import entry_of_change
 from octrain_api.auth import Writer
 from octrain_api.dependencies import ContextDep, SessionDep
 from octrain_api.idempotency.once import OnceDep
-from octrain_api.jobs.endpoints import AllowWaiting, made, one_object
+from octrain_api.jobs.endpoints import AllowWaiting, made, shown
 from octrain_api.jobs.management import MOST_AT_ONCE, JobManager
-from octrain_api.jobs.repository import JobFilter, JobRepository
+from octrain_api.jobs.repository import JobFilter
 from octrain_api.jobs.schemas import (
     CancelRequest,
     CancelResult,
@@ -24,13 +24,13 @@ from octrain_api.problems import Problem, ProblemError
 router = APIRouter(tags=["jobs"])
 
 
-@router.patch("/jobs/{job_id}")
+@router.patch("/jobs/{job_id}", response_model=JobObject)
 async def change_job(
     job_id: str, body: JobChanges, session: SessionDep, context: ContextDep, principal: Writer
-) -> JobObject:
+) -> Any:
     """Change name, labels, notes or priority at any time, and the spec of a draft."""
-    job = await JobManager(session, context.settings, principal).change(job_id, body)
-    return await one_object(JobRepository(session), job)
+    await JobManager(session, context.settings, principal).change(job_id, body)
+    return shown(await JobService(session, context.settings, principal).get(job_id))
 
 
 @router.post("/jobs/{job_id}/clone", status_code=201, response_model=JobObject)
@@ -69,18 +69,18 @@ async def clone_job(
     return made(request, job, once)
 
 
-@router.post("/jobs/{job_id}/start")
+@router.post("/jobs/{job_id}/start", response_model=JobObject)
 async def start_job(
     job_id: str,
     session: SessionDep,
     context: ContextDep,
     principal: Writer,
     allow_waiting: AllowWaiting = False,
-) -> JobObject:
+) -> Any:
     """Queue a draft, or a paused job. Asking again answers 200 and changes nothing."""
     manager = JobManager(session, context.settings, principal)
-    job = await manager.start(job_id, allow_waiting=allow_waiting)
-    return await one_object(JobRepository(session), job)
+    await manager.start(job_id, allow_waiting=allow_waiting)
+    return shown(await JobService(session, context.settings, principal).get(job_id))
 
 
 @router.post("/jobs:cancel")

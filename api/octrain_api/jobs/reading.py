@@ -8,11 +8,10 @@ from zlib import crc32
 from fastapi import Response
 
 from octrain_api.database import Database
-from octrain_api.jobs.repository import JobRepository
-from octrain_api.jobs.schemas import JobObject
+from octrain_api.jobs.rows import JobRow, JobRows
 from octrain_api.jobs.tags import CACHE_CONTROL, JobTag, JobTags, matches
 from octrain_api.jobs.transitions import Status
-from octrain_api.jobs.views import job_objects
+from octrain_api.jobs.views import json_of
 from octrain_api.listener import JOB_CHANNEL, JobListener, wait_for
 
 
@@ -64,12 +63,10 @@ class JobReader:
     async def read(self, job_id: str) -> JobView | None:
         """The job as it is committed now."""
         with self._tags.reading(job_id) as reading:
-            async with self._database.snapshot() as session:
-                repository = JobRepository(session)
-                job = await repository.get(job_id, None)
-                if job is None:
-                    return None
-                [found] = await job_objects(repository, [job])
+            async with self._database.direct() as connection:
+                found = await JobRows(connection).get(job_id)
+            if found is None:
+                return None
             view = _view(found)
             if found.status != Status.QUEUED:
                 reading.keep(JobTag(view.owner, view.etag))
@@ -115,9 +112,9 @@ class JobReader:
             self._running.pop(job_id, None)
 
 
-def _view(found: JobObject) -> JobView:
-    waits = crc32(f"{found.queue_position} {found.queue_as_of} {found.waiting_for}".encode())
-    return JobView(found.owner, found.version, waits, found.model_dump_json().encode())
+def _view(found: JobRow) -> JobView:
+    waits = crc32(f"{found.position} {found.as_of} {found.waiting_for}".encode())
+    return JobView(found.owner, found.version, waits, json_of(found).encode())
 
 
 def conditional(body: bytes, etag: str, if_none_match: str | None) -> Response:

@@ -1,16 +1,16 @@
 """Jobs in the database."""
 
-from collections.abc import Collection, Sequence
+import json
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import Row, SQLColumnExpression, literal_column, select, tuple_
+from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.sql import func
 
-from octrain_api.jobs.transitions import Status
-from octrain_api.models import Attempt, Job, Node, QueueGroup
+from octrain_api.database import psycopg_of
+from octrain_api.models import Attempt, Job
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,30 @@ class JobFilter:
     text: str | None = None
     created: tuple[datetime | None, datetime | None] = (None, None)
     ended: tuple[datetime | None, datetime | None] = (None, None)
+
+    def conditions(self, owner: str | None) -> tuple[list[str], dict[str, Any]]:
+        """What SQL demands of a job of this owner, or of every one's, and the values in it."""
+        values: dict[str, Any] = {}
+        found = ["deleted_at IS NULL"]
+
+        def demand(condition: str, value: Any) -> None:
+            if value is not None and value != ():
+                name = f"v{len(values)}"
+                found.append(condition.format(f"%({name})s"))
+                values[name] = value
+
+        demand("owner = {}", owner)
+        demand("status = ANY({}::text[])", list(self.statuses) or None)
+        demand("labels @> {}::jsonb", json.dumps(dict(self.labels)) if self.labels else None)
+        demand("name = {}", self.name)
+        if self.text is not None:
+            values["id_meant"] = self.text
+            pattern = re.sub(r"([\\%_])", r"\\\1", self.text)
+            demand("(name ILIKE {} OR id = %(id_meant)s)", f"%{pattern}%")
+        for column, (first, end) in (("created_at", self.created), ("ended_at", self.ended)):
+            demand(f"{column} >= {{}}", first)
+            demand(f"{column} < {{}}", end)
+        return found, values
 
 
 @dataclass(frozen=True)
@@ -41,13 +65,14 @@ class JobOrder:
         return cls(text.removeprefix("-"), text.startswith("-"))
 
 
-# Nothing stands where a job has no value: at the end of time, or before the first name.
-ORDERS: dict[str, SQLColumnExpression[Any]] = {
-    "created_at": Job.created_at,
-    "ended_at": func.coalesce(Job.ended_at, literal_column("'infinity'::timestamptz")),
-    "priority": Job.priority,
-    "name": func.coalesce(Job.name, ""),
-    "status": Job.status,
+# Their SQL and its type. Nothing stands where a job has no value: at the end of time, or before the
+# first name.
+ORDERS: dict[str, tuple[str, str]] = {
+    "created_at": ("created_at", "timestamptz"),
+    "ended_at": ("coalesce(ended_at, 'infinity'::timestamptz)", "timestamptz"),
+    "priority": ("priority", "int"),
+    "name": ("coalesce(name, '')", "text"),
+    "status": ("status", "text"),
 }
 
 
@@ -119,81 +144,15 @@ class JobRepository:
         )
         return await self._session.scalar(statement)
 
-    async def page(
-        self,
-        owner: str | None,
-        job_filter: JobFilter,
-        limit: int,
-        after: tuple[Any, str] | None,
-        order: JobOrder = NEWEST_FIRST,
-    ) -> Sequence[Job]:
-        """Up to `limit` jobs in this order, behind the row (value of the order, id) `after`."""
-        column = ORDERS[order.column]
-        keys = (column.desc(), Job.id.desc()) if order.descending else (column, Job.id)
-        statement = select(Job).where(Job.deleted_at.is_(None)).order_by(*keys).limit(limit)
-        if owner is not None:
-            statement = statement.where(Job.owner == owner)
-        if job_filter.statuses:
-            statement = statement.where(Job.status.in_(job_filter.statuses))
-        if job_filter.labels:
-            statement = statement.where(Job.labels.contains(dict(job_filter.labels)))
-        if job_filter.name is not None:
-            statement = statement.where(Job.name == job_filter.name)
-        if job_filter.text is not None:
-            found = Job.name.icontains(job_filter.text, autoescape=True)
-            statement = statement.where(found | (Job.id == job_filter.text))
-        for time, (first, end) in (
-            (Job.created_at, job_filter.created),
-            (Job.ended_at, job_filter.ended),
-        ):
-            if first is not None:
-                statement = statement.where(time >= first)
-            if end is not None:
-                statement = statement.where(time < end)
-        if after is not None:
-            row, last = tuple_(column, Job.id), tuple_(*after)
-            statement = statement.where(row < last if order.descending else row > last)
-        return (await self._session.scalars(statement)).all()
-
-    @staticmethod
-    def order_value(job: Job, order: JobOrder) -> datetime | int | str | None:
-        """What the job is sorted by; None for the end of time."""
-        value: datetime | int | str | None = getattr(job, order.column)
-        return "" if value is None and order.column == "name" else value
-
-    async def attempts(self, job_ids: Sequence[str]) -> Sequence[Row[Attempt, str]]:
-        """Every attempt of the jobs with its node's name, by number."""
-        statement = (
-            select(Attempt, Node.name)
-            .join(Node, Node.id == Attempt.node_id)
-            .where(Attempt.job_id.in_(job_ids))
-            .order_by(Attempt.job_id, Attempt.number)
-            .execution_options(populate_existing=True)
-        )
-        return (await self._session.execute(statement)).all()
-
-    async def queue_positions(self, job_ids: Sequence[str]) -> dict[str, int]:
-        """The place in the queue, from 1, of those jobs that have one of its first 1,000."""
-        if not job_ids:
-            return {}
-        order = (Job.priority.desc(), Job.created_at, Job.id)
-        queue = select(Job.id, Job.priority, Job.created_at)
-        queue = queue.where(Job.status == Status.QUEUED.value)
-        first = queue.order_by(*order).limit(FARTHEST_POSITION).subquery()
-        rank = func.row_number().over(
-            order_by=(first.c.priority.desc(), first.c.created_at, first.c.id)
-        )
-        ranked = select(first.c.id, rank.label("position")).subquery()
-        statement = select(ranked.c.id, ranked.c.position).where(ranked.c.id.in_(job_ids))
-        return {row.id: row.position for row in await self._session.execute(statement)}
-
-    async def queue_groups(self, needs: Collection[str]) -> dict[str, QueueGroup]:
-        """What the scheduler last said of the queued jobs of these needs."""
-        if not needs:
-            return {}
-        statement = select(QueueGroup).where(QueueGroup.need.in_(needs))
-        statement = statement.execution_options(populate_existing=True)
-        return {group.need: group for group in await self._session.scalars(statement)}
+    async def ids(self, owner: str | None, job_filter: JobFilter, limit: int) -> list[str]:
+        """The newest jobs that the filter finds."""
+        where, values = job_filter.conditions(owner)
+        order = "ORDER BY created_at DESC, id DESC LIMIT %(limit)s"
+        # The conditions are constants; what was asked for are their parameters.
+        statement = f"SELECT id FROM jobs WHERE {' AND '.join(where)} {order}"  # noqa: S608
+        connection = await psycopg_of(self._session)
+        found = await connection.execute(statement, values | {"limit": limit})
+        return [row[0] for row in await found.fetchall()]
 
     async def live_attempt(self, job_id: str) -> Attempt | None:
         """The job's one live attempt, locked."""

@@ -1,18 +1,20 @@
 """What users do with jobs: submit, cancel, pause, resume."""
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec import SpecInvalid, parse_spec
 from octrain_api.artifacts.repository import ArtifactRepository
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.auth import Principal
 from octrain_api.controller.placement import need_of, never_fits
+from octrain_api.database import psycopg_of
 from octrain_api.datasets.service import DatasetService
+from octrain_api.direct import Connection
 from octrain_api.events.repository import EventRepository
 from octrain_api.idempotency.once import Once, in_flight
 from octrain_api.ids import new_id
@@ -25,14 +27,12 @@ from octrain_api.jobs.checks import (
     own_root_texts,
 )
 from octrain_api.jobs.repository import JobRepository
-from octrain_api.jobs.schemas import JobObject
-from octrain_api.jobs.submission import FirstEvent, Unless, store
+from octrain_api.jobs.rows import JobRow, JobRows
+from octrain_api.jobs.submission import FirstEvent, NewJob, Unless, store
 from octrain_api.jobs.transitions import FINAL, Actor, Status
-from octrain_api.jobs.views import job_objects, object_of_new
 from octrain_api.listener import JOB_CHANNEL, QUEUE_CHANNEL, tell_after_commit
 from octrain_api.models import Attempt, Job, Node
 from octrain_api.nodes.repository import NodeRepository
-from octrain_api.numbers import clean_text
 from octrain_api.observability.context import current_traceparent
 from octrain_api.problems import Problem, ProblemError, conflict, not_found
 from octrain_api.recipes.service import RecipeService
@@ -45,24 +45,6 @@ def _invalid(errors: list[ProblemError]) -> Problem:
     return Problem(422, "spec-invalid", "The job's spec is not valid", detail, errors=errors)
 
 
-def _no_constant(text: str) -> float:
-    raise ValueError(f"{text} is not JSON")
-
-
-def parse_body(body: bytes) -> dict[str, Any]:
-    """The JSON object of a request body; 422 for anything else."""
-    try:
-        value = json.loads(body, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise _invalid(
-            [ProblemError(pointer="", message=f"the body is not JSON: {error}", code="json")]
-        ) from error
-    if not isinstance(value, dict):
-        message = "the body must be a JSON object: the job's spec"
-        raise _invalid([ProblemError(pointer="", message=message, code="type")])
-    return value
-
-
 class JobService:
     """One owner's jobs, or every owner's for an administrator."""
 
@@ -73,12 +55,12 @@ class JobService:
         self._jobs = JobRepository(session)
         self._attempts = AttemptRepository(session)
 
-    async def get(self, job_id: str) -> JobObject:
-        """One job."""
-        job = await self._jobs.get(job_id, self._principal.visible_owner)
-        if job is None:
+    async def get(self, job_id: str) -> JobRow:
+        """One job, as this session sees it."""
+        found = await JobRows(await psycopg_of(self._session)).get(job_id)
+        if found is None or not self._principal.sees(found.owner):
             raise not_found("job", job_id)
-        return (await job_objects(self._jobs, [job]))[0]
+        return found
 
     async def submit(
         self,
@@ -89,8 +71,8 @@ class JobService:
         draft: bool = False,
         also: Sequence[FirstEvent] = (),
         entry: dict[str, Any] | None = None,
-        alone: Callable[[], AsyncConnection] | None = None,
-    ) -> JobObject:
+        alone: Callable[[], AbstractAsyncContextManager[Connection]] | None = None,
+    ) -> JobRow:
         """Check and store a job; or the one that this request made before, by its key.
 
         A draft waits for its start. `also` are events beside the first one, `entry` is that of the
@@ -109,12 +91,12 @@ class JobService:
                 raise
             return await self.get(made_before)
         job = self._new_job(spec, recipe_from, Status.DRAFT if draft else Status.QUEUED)
-        moved = {"from": None, "to": job.status, "reason": None, "detail": None}
+        moved = {"from": None, "to": job.status.value, "reason": None, "detail": None}
         first = FirstEvent("status", "Drafted." if draft else "Submitted.", moved)
         unless = Unless(owner_has_quotas=not draft, no_node_fits=not allow_waiting)
         arguments = (job, (first, *also), self._who, once.kept, entry)
         if alone is None or self._session.in_transaction():
-            stored = await store(self._session, *arguments, unless)
+            stored = await store(await psycopg_of(self._session), *arguments, unless)
         else:
             async with alone() as connection:
                 stored = await store(connection, *arguments, unless)
@@ -127,13 +109,13 @@ class JobService:
                 await self.admit(job.owner)
             if not allow_waiting:
                 await self._check_capable(spec)
-            stored = await store(self._session, *arguments, Unless())
-        if not stored.is_new:
+            stored = await store(await psycopg_of(self._session), *arguments, Unless())
+        if stored.row is None:
             raise in_flight()
         tell_after_commit(self._session, JOB_CHANNEL, job.id)
         if not draft:
             tell_after_commit(self._session, QUEUE_CHANNEL, "")
-        return object_of_new(job, stored.wait)
+        return stored.row
 
     async def _judge_default_quotas(self, once: Once, draft: bool) -> str | None:
         """Where every owner has quotas they are judged first: 403, unless the job is there."""
@@ -147,26 +129,15 @@ class JobService:
 
     def _new_job(
         self, spec: dict[str, Any], recipe_from: dict[str, Any] | None, status: Status
-    ) -> Job:
-        return Job(
+    ) -> NewJob:
+        return NewJob(
             id=new_id("job"),
             owner=self._principal.owner,
-            name=spec["name"],
-            labels=spec["labels"],
-            notes=spec["notes"],
-            priority=spec["priority"],
             spec=spec,
             recipe_from=recipe_from,
-            status=status.value,
-            total_steps=spec["training"]["steps"],
-            need=str(need_of(spec)),
+            status=status,
+            need=need_of(spec),
             traceparent=current_traceparent(),
-            # What the database gives a new row, for the answer to who made it.
-            step=0,
-            tokens=0,
-            attempt=0,
-            restarts=0,
-            latest_metrics={},
         )
 
     async def admit(self, owner: str) -> None:
@@ -215,9 +186,6 @@ class JobService:
     @staticmethod
     def resolve(body: dict[str, Any]) -> dict[str, Any]:
         """The spec with every default, judged by itself alone; 422 with every problem found."""
-        unstorable = _unstorable(body, "")
-        if unstorable:
-            raise _invalid(unstorable)
         try:
             return parse_spec(body).resolved()
         except SpecInvalid as error:
@@ -344,21 +312,3 @@ class JobService:
                 f"The job is {job.status}; it cannot become {to.value} now: {error.why}.",
                 job_status=job.status,
             ) from error
-
-
-def _unstorable(value: Any, pointer: str) -> list[ProblemError]:
-    """Texts, keys too, that hold NUL or half a surrogate pair: they are not Unicode text."""
-    if isinstance(value, str):
-        if clean_text(value) == value:
-            return []
-        message = "this text holds a NUL character or half of a surrogate pair"
-        return [ProblemError(pointer=pointer, message=message, code="text")]
-    if isinstance(value, dict):
-        errors = []
-        for key, item in value.items():
-            inner = f"{pointer}/{key.replace('~', '~0').replace('/', '~1')}"
-            errors += _unstorable(key, inner) + _unstorable(item, inner)
-        return errors
-    if isinstance(value, list):
-        return [e for i, item in enumerate(value) for e in _unstorable(item, f"{pointer}/{i}")]
-    return []

@@ -1,124 +1,82 @@
-"""Rows to job objects."""
+"""Jobs as the JSON that readers get, in the form of `schemas.JobObject`."""
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Callable, Collection
+from datetime import UTC, datetime
+from json.encoder import encode_basestring
+from math import isfinite
 
-from octrain_api.jobs import limits
-from octrain_api.jobs.repository import JobRepository
-from octrain_api.jobs.schemas import AttemptSummary, JobObject, Progress
-from octrain_api.jobs.transitions import FINAL, Status
-from octrain_api.models import Attempt, Job, QueueGroup
-
-# What a job waits for from its entry into the queue until the scheduler has looked at it.
-THE_SCHEDULER = "the scheduler"
-# Before an owner's name: the key under which it is told that no more of their jobs may run.
-OF_OWNER = "owner:"
+from octrain_api.jobs.rows import OF_OWNER as OF_OWNER
+from octrain_api.jobs.rows import THE_SCHEDULER as THE_SCHEDULER
+from octrain_api.jobs.rows import JobRow
+from octrain_api.jobs.transitions import FINAL
 
 
-def _attempt(attempt: Attempt, node: str) -> AttemptSummary:
-    return AttemptSummary(
-        id=attempt.id,
-        number=attempt.number,
-        node=node,
-        status=attempt.status,
-        phase=attempt.phase,
-        device=attempt.device,
-        created_at=attempt.created_at,
-        started_at=attempt.claimed_at,
-        ended_at=attempt.ended_at,
-        outcome=attempt.outcome,
-        reason=attempt.reason,
-        detail=attempt.detail,
-        step=attempt.step,
-        stalled_since=attempt.stalled_since,
-        unreachable_since=attempt.unreachable_since,
+def _text(value: str | None) -> str:
+    return encode_basestring(value) if value is not None else "null"
+
+
+def _number(value: float | None) -> str:
+    return repr(value) if value is not None and isfinite(value) else "null"
+
+
+def _time(value: datetime | None) -> str:
+    if value is None:
+        return "null"
+    return f'"{value.astimezone(UTC).isoformat().removesuffix("+00:00")}Z"'
+
+
+def _progress(row: JobRow) -> str:
+    return (
+        f'{{"step":{row.step},"total_steps":{_number(row.total_steps)},"tokens":{row.tokens},'
+        f'"eta_seconds":{_number(row.eta_seconds)}}}'
     )
 
 
-async def job_objects(repository: JobRepository, jobs: Sequence[Job]) -> list[JobObject]:
-    """The objects of these jobs, in their order, with a few queries for all of them."""
-    attempts: defaultdict[str, list[AttemptSummary]] = defaultdict(list)
-    if jobs:
-        for attempt, node in await repository.attempts([job.id for job in jobs]):
-            attempts[attempt.job_id].append(_attempt(attempt, node))
-    queued = [job for job in jobs if job.status == Status.QUEUED]
-    positions = await repository.queue_positions([job.id for job in queued])
-    owners = {OF_OWNER + job.owner for job in queued}
-    groups = await repository.queue_groups(owners | {job.need for job in queued})
-    return [
-        _job(job, attempts[job.id], _wait(job, positions.get(job.id), _group(job, groups)))
-        for job in jobs
+def _links(row: JobRow) -> str:
+    base = f"/v1/jobs/{row.id}"
+    return "".join((f'{{"self":"{base}"', *(f',"{part}":"{base}/{part}"' for part in _PARTS), "}"))
+
+
+_PARTS = ("events", "metrics", "logs", "stream", "artifacts", "conversion", "precision")
+# By the members of `schemas.JobObject`, in its order.
+MEMBERS: dict[str, Callable[[JobRow], str]] = {
+    "id": lambda row: f'"{row.id}"',
+    "name": lambda row: _text(row.name),
+    "labels": lambda row: row.labels,
+    "notes": lambda row: _text(row.notes),
+    "priority": lambda row: str(row.priority),
+    "owner": lambda row: _text(row.owner),
+    "status": lambda row: f'"{row.status}"',
+    "is_final": lambda row: "true" if row.status in FINAL else "false",
+    "reason": lambda row: _text(row.reason),
+    "detail": lambda row: _text(row.detail),
+    "progress": _progress,
+    "latest_metrics": lambda row: row.latest_metrics or "{}",
+    "attempts": lambda row: row.attempts or "[]",
+    "attempt": lambda row: str(row.attempt),
+    "restarts": lambda row: str(row.restarts),
+    "waiting_for": lambda row: _text(row.waiting_for),
+    "queue_position": lambda row: _number(row.position),
+    "queue_as_of": lambda row: _time(row.as_of),
+    "next_attempt_at": lambda row: _time(row.next_attempt_at),
+    "stop_deadline_at": lambda row: _time(row.stop_deadline_at),
+    "version": lambda row: str(row.version),
+    "last_event": lambda row: str(row.sequence),
+    "device": lambda row: _text(row.device),
+    "created_at": lambda row: _time(row.created_at),
+    "started_at": lambda row: _time(row.started_at),
+    "ended_at": lambda row: _time(row.ended_at),
+    "spec": lambda row: row.spec or "{}",
+    "recipe_from": lambda row: row.recipe_from or "null",
+    "links": _links,
+}
+
+
+def json_of(row: JobRow, fields: Collection[str] | None = None) -> str:
+    """The job's JSON; of `fields`, where given, these members alone."""
+    parts = [
+        f'"{name}":{render(row)}'
+        for name, render in MEMBERS.items()
+        if fields is None or name in fields
     ]
-
-
-def _group(job: Job, groups: Mapping[str, QueueGroup]) -> QueueGroup | None:
-    """What the scheduler said of the job's owner, or else of all jobs of its need."""
-    return groups.get(OF_OWNER + job.owner) or groups.get(job.need)
-
-
-@dataclass(frozen=True)
-class Wait:
-    """What a queued job waits for, as of when, and where it stands."""
-
-    text: str
-    as_of: datetime | None
-    position: int | None
-
-
-def object_of_new(job: Job, wait: Wait | None) -> JobObject:
-    """The object of a job that has just been made: nothing has happened to it."""
-    return _job(job, [], wait)
-
-
-def _wait(job: Job, position: int | None, group: QueueGroup | None) -> Wait | None:
-    if job.status != Status.QUEUED:
-        return None
-    as_of = group.as_of if group is not None else None
-    start = job.next_attempt_at
-    if start is not None and (as_of is None or start > as_of):
-        text = f"the pause before restart {job.restarts} of {limits.max_restarts(job)}"
-        return Wait(f"{text}: not before {start.isoformat(timespec='seconds')}", as_of, position)
-    return Wait(group.waiting_for if group is not None else THE_SCHEDULER, as_of, position)
-
-
-def _job(job: Job, attempts: list[AttemptSummary], wait: Wait | None) -> JobObject:
-    base = f"/v1/jobs/{job.id}"
-    parts = ("events", "metrics", "logs", "stream", "artifacts", "conversion", "precision")
-    return JobObject(
-        id=job.id,
-        name=job.name,
-        labels=job.labels,
-        notes=job.notes,
-        priority=job.priority,
-        owner=job.owner,
-        status=Status(job.status),
-        is_final=job.status in FINAL,
-        reason=job.reason,
-        detail=job.detail,
-        progress=Progress(
-            step=job.step,
-            total_steps=job.total_steps,
-            tokens=job.tokens,
-            eta_seconds=job.eta_seconds,
-        ),
-        latest_metrics=job.latest_metrics,
-        attempts=attempts,
-        attempt=job.attempt,
-        restarts=job.restarts,
-        waiting_for=wait.text if wait is not None else None,
-        queue_position=wait.position if wait is not None else None,
-        queue_as_of=wait.as_of if wait is not None else None,
-        next_attempt_at=job.next_attempt_at,
-        stop_deadline_at=job.stop_deadline_at,
-        version=job.version,
-        last_event=job.sequence,
-        device=job.device,
-        created_at=job.created_at,
-        started_at=job.started_at,
-        ended_at=job.ended_at,
-        spec=job.spec,
-        recipe_from=job.recipe_from,
-        links={"self": base, **{part: f"{base}/{part}" for part in parts}},
-    )
+    return "".join(("{", ",".join(parts), "}"))

@@ -78,7 +78,6 @@ class Scrape:
         return generate_latest(self._measures.registry) + generate_latest(own) + self._known
 
     def _of_this_process(self) -> list[Metric]:
-        pool: Any = self._database.engine.pool
         return [
             GaugeMetricFamily(
                 "octrain_streams", "Live streams that this process serves.", self._streams()
@@ -86,7 +85,7 @@ class Scrape:
             GaugeMetricFamily(
                 "octrain_database_connections_used",
                 "Connections of this process's pool that are in use.",
-                pool.checkedout(),
+                self._database.connections_used,
             ),
             GaugeMetricFamily(
                 "octrain_process_start_time_seconds",
