@@ -33,6 +33,7 @@ def run_plan(spec_file: SpecFile, job_folder: Path | None = None, *, as_json: bo
     console.print(_table("Parameters", _named(found.parameters, "{:,}".format)))
     console.print(_table("Layers", _layers(found)))
     console.print(_table("Memory on one device", _named(found.memory, _size)))
+    console.print(_table("Checkpoint", {"on disk, and on the host": _size(found.checkpoint_bytes)}))
     flops = found.flops
     work = {name: f"{getattr(flops, name):.4g}" for name in ("total", "gemm", "attention")}
     work["of gemm in FP8"] = f"{flops.fp8_share:.1%}"

@@ -33,6 +33,8 @@ StrPath = str | os.PathLike[str]
 
 # The byte tokenizer's 256 bytes and special tokens, rounded up to a multiple of 16.
 _BYTES_VOCABULARY = 272
+# Adapters are fp32 whatever the weights beside them are.
+_ADAPTER_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Plan:
     """``layers``, ``converted``, ``kept``, ``kept_because``, and ``rows`` (name, from, reason)."""
     memory: dict[str, int]
     """Bytes by the rows of ``training.precision``, and the peak, ``total``; see ``memory_rows``."""
+    checkpoint_bytes: int
+    """The tensors of one checkpoint: on disk, and in the host's memory while it is written."""
     flops: StepFlops
     tokens_per_step: int
 
@@ -96,13 +100,16 @@ def plan(
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
+    # Last: the model is of no use after it.
+    memory = memory_rows(
+        model, decisions, spec, tokens=tokens, adapted=[layer.module for layer in adapted]
+    )
+    saved = memory["weights"] if spec.adapter is None else trained * _ADAPTER_BYTES
     return Plan(
         parameters=parameters,
         conversion=_conversion(decisions),
-        # Last: the model is of no use after it.
-        memory=memory_rows(
-            model, decisions, spec, tokens=tokens, adapted=[layer.module for layer in adapted]
-        ),
+        memory=memory,
+        checkpoint_bytes=saved + memory["master_weights"] + memory["optimizer_states"],
         flops=flops,
         tokens_per_step=tokens * training.gradient_accumulation * spec.resources.ranks,
     )

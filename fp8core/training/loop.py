@@ -125,8 +125,16 @@ class TrainingLoop:
     def run(self) -> Reason:
         """Trains to the end. Returns why it ended: completed, early stopped or stopped by request.
 
-        Raises ``Diverged``, ``StorageFull``, ``DataInvalid``.
+        All that was saved is on disk when it returns. Raises ``Diverged``, ``StorageFull``,
+        ``DataInvalid``.
         """
+        try:
+            return self._train()
+        except BaseException:
+            self._saver.give_up()
+            raise
+
+    def _train(self) -> Reason:
         self._parts.model.train()
         self._parts.telemetry.phase("training")
         while True:
@@ -143,6 +151,7 @@ class TrainingLoop:
             self._save("stop")
         elif self._spec.checkpoint.final:
             self._save("final")
+        self._saver.finish()
         return reason
 
     # One step
@@ -292,6 +301,7 @@ class TrainingLoop:
         return at_end or (every > 0 and position.step % every == 0)
 
     def _after_step(self) -> None:
+        self._saver.look()
         if self._evaluation_is_due():
             self._evaluate()
         every = self._spec.checkpoint.every_steps

@@ -6,12 +6,14 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from fp8core.durable import told_when_full
-from fp8core.errors import StorageFull
+from fp8core.errors import StorageFull, TrainingError
+from fp8core.spec.outcomes import Reason
 
 __all__ = ["SHARD_BYTES", "read_tensors", "write_tensors"]
 
@@ -24,7 +26,9 @@ def write_tensors(
 ) -> None:
     """Writes ``stem``.safetensors, or numbered shards and their index in Hugging Face's layout.
 
-    Raises ``StorageFull``. No tensor may share its storage with another: ties are the caller's.
+    Each file is read once more and compared with what was to be written. Raises ``StorageFull``;
+    ``TrainingError`` where a file holds something else. No tensor may share its storage with
+    another: ties are the caller's.
     """
     shards: list[list[str]] = [[]]
     filled = 0
@@ -80,3 +84,16 @@ def _save(path: Path, tensors: Mapping[str, Tensor]) -> None:
         if any(word in str(error) for word in _FULL_WORDS):
             raise StorageFull(f"no room left to write {path}") from error
         raise
+    with safe_open(path, framework="pt", device="cpu") as reader:
+        for name, tensor in held.items():
+            if not _same_bits(reader.get_tensor(name), tensor):
+                raise TrainingError(
+                    f"{path} does not hold what was written to it: {name} reads back other bytes",
+                    reason=Reason.HARDWARE_FAULT,
+                )
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    """Also of numbers that are no numbers."""
+    pair = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*pair)

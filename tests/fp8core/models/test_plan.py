@@ -47,6 +47,7 @@ def test_memory_rows_follow_the_formats(make_spec, llama_config):
     assert method.memory["master_weights"] == 0
     assert method.memory["gradients"] == 4 * size
     assert method.memory["optimizer_states"] == 8 * size
+    assert method.checkpoint_bytes == 12 * size
     # Gradients and activations are not whole at the same time.
     rows = sum(v for k, v in method.memory.items() if k != "total")
     assert 0.5 * rows < method.memory["total"] < rows
@@ -56,6 +57,7 @@ def test_memory_rows_follow_the_formats(make_spec, llama_config):
     assert fast.memory["master_weights"] == 4 * size
     assert fast.memory["gradients"] == 2 * size
     assert fast.memory["optimizer_states"] == 4 * size
+    assert fast.checkpoint_bytes == 10 * size
     checkpointed = plan(make_spec(llama_config, training={"gradient_checkpointing": True}))
     assert checkpointed.memory["activations"] < method.memory["activations"]
 
@@ -123,6 +125,7 @@ def test_adapters_need_gradients_and_states_of_their_own_only(make_spec, llama_c
     assert adapted.memory["optimizer_states"] == 8 * trained
     assert adapted.memory["weights"] == whole.memory["weights"] + 4 * trained
     assert adapted.memory["activations"] > 0
+    assert adapted.checkpoint_bytes == 12 * trained
 
 
 def test_plan_and_conversion_agree(make_spec, minilm_folder, llama_config):
