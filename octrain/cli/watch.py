@@ -88,13 +88,10 @@ class JobBars:
         )
         now = time.monotonic()
         is_due = last or view.status != view.printed_status or now - view.printed > _LINE_SECONDS
-        if not self._live and is_due:
-            view.printed, view.printed_status = now, view.status
-            self._console.print(
-                f"{title}: step {view.step}/{view.total or '?'}, {view.text()}",
-                highlight=False,
-                soft_wrap=True,
-            )
+        line = f"{title}: step {view.step}/{view.total or '?'}, {view.text()}"
+        if not self._live and is_due and line != view.printed_line:
+            view.printed, view.printed_status, view.printed_line = now, view.status, line
+            self._console.print(line, highlight=False, soft_wrap=True)
 
 
 class _View:
@@ -109,6 +106,7 @@ class _View:
         self.waiting_for: str | None = job.data.waiting_for
         self.printed = time.monotonic()
         self.printed_status: str | None = None
+        self.printed_line: str | None = None
         self._show = show
 
     def follow(self, events: Iterable[StreamEvent]) -> None:

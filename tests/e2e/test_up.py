@@ -132,6 +132,7 @@ def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.Mo
         os.kill(api, signal.SIGKILL)
         first.read_until("api ended (signal 9); starting it again")
         until(lambda: answers(client), 20, "the API answers again")
+        first.read_until("api is up again at http://")
 
         job = client.jobs.create(long_job())
         until(lambda: job.refresh().data.progress.step > 5, 90, "the job trains")

@@ -88,6 +88,37 @@ def test_submit_waits_and_tells_by_its_status(
     assert json.loads(answer.stdout)["reason"] == "diverged"
 
 
+def test_one_fault_is_said_once(octrain: Run, server: Any, reply: Any) -> None:
+    said = {"pointer": "/data/path", "message": "lies outside the roots", "code": "path"}
+    problem = {"type": "/problems/spec-invalid", "title": "t", "status": 422}
+    problem |= {"detail": said["message"], "errors": [said]}
+    server.routes["POST /v1/jobs"] = lambda r: reply(problem, 422)
+    answer = octrain("submit", "-", url=server.url, stdin='{"model": {}}')
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == "octrain: /data/path: lies outside the roots\n"
+
+
+def test_each_status_has_its_line_where_there_is_no_terminal(
+    octrain: Run, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    shown = iter([job_object(status="queued"), job_object(status="succeeded", is_final=True)])
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(next(shown))
+    told = [("status", {"status": s}) for s in ("starting", "running", "succeeded")]
+    told.insert(2, ("progress", {"step": 1, "total_steps": 2}))
+    told.append(("end", {"status": "succeeded"}))
+    stream = "".join(
+        f"id: {n}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
+        for n, (kind, data) in enumerate(told, start=1)
+    )
+    server.routes["GET /v1/jobs/job_1/stream"] = lambda r: reply(
+        stream.encode(), content_type="text/event-stream"
+    )
+    answer = octrain("watch", "job_1", url=server.url)
+    assert answer.returncode == 0, answer.stderr
+    lines = [line.split(", ")[1] for line in answer.stdout.splitlines()]
+    assert lines == ["queued", "starting", "running", "succeeded"]
+
+
 def test_every_list_prints_a_table_and_json(
     command: Run, server: Any, reply: Any, job_object: JobObject
 ) -> None:
