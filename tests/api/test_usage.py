@@ -143,15 +143,20 @@ async def test_gpu_hours_are_counted_and_bounded(
 async def test_cpu_slots_count_apart_and_unclaimed_attempts_not(
     lone_service: Any, worker: Any, user: Any, submit: Any
 ) -> None:
-    taken, left = await submit(user), await submit(user)
+    await worker.register(cpu_slots=2)
+    taken, left = [
+        await submit(user, resources={"device": "cpu", "cpu_ranks": 2}) for _ in range(2)
+    ]
     await worker.take(taken)
     await lone_service.advance(3600)
+    running = (await user.get("/usage")).json()
+    assert running["cpu_hours"] == pytest.approx(2, abs=0.04)
     await worker.finish("succeeded", "completed")
     await worker.schedule()
     await lone_service.advance(3600)
     await user.post(f"/jobs/{left}/cancel")
     usage = (await user.get("/usage")).json()
-    assert usage["cpu_hours"] == pytest.approx(1, abs=0.02)
+    assert usage["cpu_hours"] == pytest.approx(2, abs=0.04)
     assert (usage["gpu_hours"], usage["attempts"]) == (0, 1)
 
 

@@ -33,9 +33,9 @@ _ENDED = text(
 _LIVE = text(
     """
     SELECT coalesce(sum(seconds * gpus), 0) AS gpu,
-           coalesce(sum(seconds) FILTER (WHERE gpus = 0), 0) AS cpu
+           coalesce(sum(seconds * cpu_slots), 0) AS cpu
     FROM (
-        SELECT cardinality(a.gpu_indices) AS gpus,
+        SELECT cardinality(a.gpu_indices) AS gpus, a.cpu_slots,
                CAST(extract(epoch FROM now() - a.claimed_at) AS float8) AS seconds
         FROM jobs j JOIN attempts a ON a.job_id = j.id
         WHERE j.owner = :owner AND j.status IN ('starting', 'running', 'pausing', 'cancelling')
@@ -69,8 +69,11 @@ class UsageRepository:
         if attempt.claimed_at is None or attempt.ended_at is None:
             return
         seconds = max((attempt.ended_at - attempt.claimed_at).total_seconds(), 0.0)
-        gpus = len(attempt.gpu_indices)
-        values = {"job": attempt.job_id, "gpu": seconds * gpus, "cpu": 0.0 if gpus else seconds}
+        values = {
+            "job": attempt.job_id,
+            "gpu": seconds * len(attempt.gpu_indices),
+            "cpu": seconds * attempt.cpu_slots,
+        }
         await self._session.execute(_COUNT, values)
 
     async def used(self, owner: str, days: int) -> Used:
