@@ -68,6 +68,8 @@ class ConversionReport:
     replacements: list[Replacement] = field(default_factory=list)
     fusion: ModelFusion | None = None
     """The fused blocks; None where none was looked for."""
+    others: list[ConversionRow] = field(default_factory=list)
+    """What else of the model was to be exchanged: how all of it attends."""
 
     def converted_layers(self) -> dict[str, nn.Module]:
         """The layers that compute in the engine's precision now, by name: what can be put back.
@@ -90,12 +92,14 @@ class ConversionReport:
     def to_json(self) -> list[dict[str, str | None]]:
         """The rows as ``{"name", "from", "to", "group", "reason"}``; reason null: converted.
 
-        Behind those of the layers stand those of the blocks that fusion looked at.
+        Behind those of the layers stand those of the blocks that fusion looked at, and of what is
+        not one layer's.
         """
         blocks = [] if self.fusion is None else self.fusion.rows
         return [
             *(row.to_json() for row in self.rows),
             *(ConversionRow(b.name, b.kind, b.to, None, b.reason).to_json() for b in blocks),
+            *(row.to_json() for row in self.others),
         ]
 
 

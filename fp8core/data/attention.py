@@ -15,7 +15,10 @@ from torch import Tensor
 
 from fp8core.data.batch import Batch
 
-__all__ = ["POSITIONS_AFTER_PADDING", "attention_mask_for", "model_inputs"]
+__all__ = ["BY_DOCUMENTS", "POSITIONS_AFTER_PADDING", "attention_mask_for", "model_inputs"]
+
+BY_DOCUMENTS = "octrain_documents"
+"""The attention implementation of `fp8core.fusion.documents`; what is masked goes as under sdpa."""
 
 POSITIONS_AFTER_PADDING = frozenset(
     {
@@ -69,34 +72,39 @@ def attention_mask_for(
     return blocked.masked_fill_(~allowed, torch.finfo(dtype).min)
 
 
-def model_inputs(batch: Batch, config: Any, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+def model_inputs(
+    batch: Batch, config: Any, dtype: torch.dtype = torch.float32, *, masked: bool = True
+) -> dict[str, Any]:
     """Keyword arguments of a Hugging Face model for ``batch``, labels apart.
 
     ``config`` is the model's. The mask is bool for scaled-dot-product attention and of ``dtype``
     (that of the attention scores) for any other implementation. Models with sliding-window layers
     beside full ones get one mask for each kind, as their ``forward`` takes a mapping; those of the
     RoBERTa family get positions that start behind the padding index. Unpacked batches carry no
-    positions, so that models without that argument work too.
+    positions, so that models without that argument work too. Not ``masked``: without a mask, for
+    callers that know better.
     """
     inputs: dict[str, Any] = {"input_ids": batch.input_ids}
     if not batch.packed:
-        inputs["attention_mask"] = batch.attention_mask
+        inputs["attention_mask"] = batch.attention_mask if masked else None
         return inputs
-    if getattr(config, "_attn_implementation", None) == "sdpa":
-        dtype = torch.bool
-    window = getattr(config, "sliding_window", None)
-    kinds = set(getattr(config, "layer_types", None) or ())
-    full = attention_mask_for(batch, dtype)
-    if "sliding_attention" in kinds and window is not None:
-        sliding = attention_mask_for(batch, dtype, sliding_window=window)
-        inputs["attention_mask"] = {"full_attention": full, "sliding_attention": sliding}
-    elif window is not None and not kinds:
-        inputs["attention_mask"] = attention_mask_for(batch, dtype, sliding_window=window)
-    else:
-        inputs["attention_mask"] = full
+    inputs["attention_mask"] = _masks(batch, config, dtype) if masked else None
     positions = batch.position_ids
     if getattr(config, "model_type", "") in POSITIONS_AFTER_PADDING:
         offset = (getattr(config, "pad_token_id", None) or 0) + 1
         positions = positions + offset
     inputs["position_ids"] = positions
     return inputs
+
+
+def _masks(batch: Batch, config: Any, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+    """The mask of a packed batch, or one for each kind of layer."""
+    if getattr(config, "_attn_implementation", None) in ("sdpa", BY_DOCUMENTS):
+        dtype = torch.bool
+    window = getattr(config, "sliding_window", None)
+    kinds = set(getattr(config, "layer_types", None) or ())
+    full = attention_mask_for(batch, dtype, sliding_window=None if kinds else window)
+    if "sliding_attention" not in kinds or window is None:
+        return full
+    sliding = attention_mask_for(batch, dtype, sliding_window=window)
+    return {"full_attention": full, "sliding_attention": sliding}

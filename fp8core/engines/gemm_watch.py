@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -70,14 +70,23 @@ class GemmWatch(TorchDispatchMode):
     """While entered, notes the operands of every GEMM of ``layers`` (linear layers by name).
 
     ``shape`` is that of the one micro-batch, [rows, tokens], by which wgrad is told from dgrad: no
-    layer may have as many features as there are rows or tokens in all. ``seen``: by layer and GEMM,
-    how often which formats met, in the order of ``GEMMS``.
+    layer may have as many features as there are rows or tokens in all. ``together``: of a module
+    that computes several layers, those of its first GEMM forward, its second and so on; they go
+    backward in the other order. ``seen``: by layer and GEMM, how often which formats met, in the
+    order of ``GEMMS``.
     """
 
-    def __init__(self, layers: dict[str, nn.Module], shape: torch.Size) -> None:
+    def __init__(
+        self,
+        layers: dict[str, nn.Module],
+        shape: torch.Size,
+        together: Mapping[str, tuple[tuple[str, ...], ...]] | None = None,
+    ) -> None:
         super().__init__()
         self.seen: dict[str, dict[str, Counter[tuple[str, str]]]] = {}
         self._layers = layers
+        self._together = together or {}
+        self._calls: Counter[str] = Counter()
         self._summed_by_wgrad = (shape.numel(), shape[0])
         self._current: str | None = None
         self._backward = False
@@ -98,8 +107,13 @@ class GemmWatch(TorchDispatchMode):
 
     def note(self, gemm: str, formats: tuple[str, str]) -> None:
         """One GEMM of the layer that is at work; ``formats`` in the order of ``GEMMS``."""
-        if self._current is not None:
-            of_layer = self.seen.setdefault(self._current, {})
+        if self._current is None:
+            return
+        inside = self._together.get(self._current, ((self._current,),))
+        place = self._calls[gemm] % len(inside)
+        self._calls[gemm] += 1
+        for layer in inside[place if gemm == "fprop" else -1 - place]:
+            of_layer = self.seen.setdefault(layer, {})
             of_layer.setdefault(gemm, Counter())[formats] += 1
 
     def __torch_dispatch__(
@@ -123,12 +137,14 @@ class GemmWatch(TorchDispatchMode):
     def _entering(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
             self._current, self._backward = name, False
+            self._calls.clear()
 
         return hook
 
     def _leaving(self, name: str) -> Any:
         def backward(grad: Tensor) -> None:
             self._current, self._backward = name, True
+            self._calls.clear()
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             self._current = None

@@ -5,7 +5,8 @@ output is another. So state dicts, checkpoints, optimizers and exports are those
 """
 
 from fp8core.fusion.blocks import FusedBlock
-from fp8core.fusion.fuse import BlockRow, ModelFusion, fuse, fused_inputs
+from fp8core.fusion.fuse import BlockRow, ModelFusion, fuse
+from fp8core.fusion.inputs import fused_inputs
 from fp8core.fusion.parts import BlockParts, FusingEngine
 
 __all__ = [

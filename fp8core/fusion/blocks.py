@@ -13,15 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lay_together
 from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
 
-__all__ = ["SEQUENCES", "FusedAttention", "FusedBlock", "FusedMLP"]
-
-SEQUENCES = "fused_sequences"
-"""The keyword under which a `Sequences` goes through a model to its blocks."""
+__all__ = ["FusedAttention", "FusedBlock", "FusedMLP"]
 
 _HELD = "_fused_block"
 _CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
@@ -54,6 +52,8 @@ class FusedAttention:
         if half.head_norms:
             # Looked up at each call: these norms are layers of their own, which may be converted.
             query, key = half.module.q_norm(query), half.module.k_norm(key)  # type: ignore[operator]
+            # Norms with fp32 weights give fp32, and attention takes one dtype.
+            query, key = query.to(value.dtype), key.to(value.dtype)
         angles = self._angles.upto(sequences.length, x.device)
         query = self._parts.rotate(query, angles, sequences)
         key = self._parts.rotate(key, angles, sequences)
@@ -113,6 +113,24 @@ class FusedBlock:
         return found
 
     @property
+    def modules(self) -> dict[str, tuple[Any, tuple[tuple[str, ...], ...]]]:
+        """The modules that compute in the layers' place, with the layers of each of their GEMMs.
+
+        By name; parts that are no modules are not among them.
+        """
+        found: dict[str, tuple[Any, tuple[tuple[str, ...], ...]]] = {}
+        if self.attention is not None:
+            half = self.attention.half
+            inputs = ((half.q.name, half.k.name, half.v.name),)
+            found[self.attention.group] = (self.attention.norm_qkv, inputs)
+            found[half.o.name] = (self.attention.output, ((half.o.name,),))
+        if self.mlp is not None:
+            mlp = self.mlp.half
+            layers = ((mlp.gate.name, mlp.up.name), (mlp.down.name,))
+            found[self.mlp.group] = (self.mlp.norm_mlp, layers)
+        return {name: pair for name, pair in found.items() if isinstance(pair[0], nn.Module)}
+
+    @property
     def made(self) -> list[str]:
         """The names under which parts were made."""
         names = []
@@ -143,6 +161,7 @@ class FusedBlock:
         if self.attention is not None:
             hidden = hidden + self.attention(hidden, sequences)
         else:
+            options = {**options, SEQUENCES: sequences}
             attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **options)
             hidden = hidden + (attended[0] if isinstance(attended, tuple) else attended)
         if self.mlp is not None:
@@ -163,6 +182,8 @@ def _fused_class(kind: Any) -> Any:
             # No mask means causal over each row.
             sequences = Sequences(*hidden_states.shape[:2])
         if sequences is None or positional or cached:
+            if sequences is not None:
+                options[SEQUENCES] = sequences
             return own_forward(self, hidden_states, *positional, **options)
         return block(hidden_states, sequences, options)
 

@@ -7,20 +7,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fp8core.data.attention import model_inputs
-from fp8core.data.batch import Batch
 from fp8core.fusion import check
-from fp8core.fusion.blocks import SEQUENCES, FusedBlock
+from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
-from fp8core.fusion.sequences import Sequences
 
-__all__ = ["BlockRow", "ModelFusion", "fuse", "fused_inputs"]
+__all__ = ["HELD", "BlockRow", "ModelFusion", "fuse"]
 
-_HELD = "_model_fusion"
+HELD = "_model_fusion"
+"""Where a model keeps its fusion, in its ``__dict__``."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,13 @@ class ModelFusion:
         return {name: kind for block in self.blocks for name, kind in block.classes.items()}
 
     @property
+    def attentions(self) -> list[nn.Module]:
+        """The attention modules of the model that are fused."""
+        return [block.attention.half.module for block in self.blocks if block.attention is not None]
+
+    @property
     def whole(self) -> bool:
-        with_attention = sum(block.attention is not None for block in self.blocks)
-        return with_attention == self.candidates > 0
+        return len(self.attentions) == self.candidates > 0
 
     def remove(self, layers: Collection[str]) -> dict[str, str]:
         """Un-fuses each half with one of ``layers``; all layers of those halves, with the half."""
@@ -105,7 +107,7 @@ def fuse(
     for name, layer in candidates:
         kind = type(layer).__name__
         halves = describe_block(name, layer, config)
-        _keep(halves, kept)
+        halves.keep_apart(kept)
         if wrong is not None and halves.attention is not None:
             halves.attention = None
             halves.reasons.append(wrong)
@@ -121,50 +123,8 @@ def fuse(
         fused = tuple(block.groups) if block is not None else ()
         reason = "; ".join(halves.reasons) or None
         fusion.rows.append(BlockRow(name, kind, fused, reason))
-    model.__dict__[_HELD] = fusion
+    model.__dict__[HELD] = fusion
     return fusion
-
-
-def fused_inputs(model: nn.Module, batch: Batch, compute_dtype: torch.dtype) -> dict[str, Any]:
-    """Keyword arguments of ``model`` for ``batch``: `model_inputs`, and what fused blocks need.
-
-    Where every attention is fused, no mask of [T, T] is made, and none is looked at.
-    """
-    config: Any = model.config
-    fusion: ModelFusion | None = model.__dict__.get(_HELD)
-    sequences = Sequences.of(batch) if fusion is not None and fusion.blocks else None
-    if fusion is None or sequences is None:
-        return model_inputs(batch, config, compute_dtype)
-    if not fusion.whole:
-        return {**model_inputs(batch, config, compute_dtype), SEQUENCES: sequences}
-    # A key-value cache would lead past the fused way, which alone knows the sequences.
-    inputs: dict[str, Any] = {
-        "input_ids": batch.input_ids,
-        "use_cache": False,
-        SEQUENCES: sequences,
-    }
-    if batch.packed:
-        inputs["position_ids"] = batch.position_ids
-    # transformers passes a mask of four dimensions on as it is, and makes none of its own.
-    inputs["attention_mask"] = _no_mask(batch.input_ids)
-    return inputs
-
-
-def _no_mask(ids: Tensor) -> Tensor:
-    return torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
-
-
-def _keep(halves: Halves, kept: Mapping[str, str]) -> None:
-    for half in (halves.attention, halves.mlp):
-        if half is None:
-            continue
-        name = next((name for name in half.layers if name in kept), None)
-        if name is not None:
-            halves.reasons.append(f"{name} is kept: {kept[name]}")
-            if half is halves.attention:
-                halves.attention = None
-            else:
-                halves.mlp = None
 
 
 def _proved(

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from fp8core.conversion import ConversionReport, convert
+from fp8core.conversion.report import ConversionRow
+from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.durable import write_json
 from fp8core.engines.protocol import Engine
 from fp8core.fusion import BlockRow, ModelFusion
 from fp8core.fusion.cross_entropy import fused_cross_entropy
+from fp8core.fusion.documents import attend_by_documents
 from fp8core.models import LoadedModel
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.spec.job import JobSpec
@@ -70,6 +73,8 @@ def assemble(
     task = create_task(spec.task, class_count=class_count)
     if conversion.fusion is not None:
         _fuse_loss(task, conversion.fusion, engine)
+    if spec.task == "causal_lm" and engine.device.type == "cuda":
+        _mask_less_attention(conversion, engine)
     learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
     random_state.part_from_rank_0(spec.training.seed, world.rank)
     return Assembled(learner, conversion, adapter)
@@ -94,6 +99,20 @@ def announce_conversion(
         path = path.with_name(f"conversion-{step:08d}.json")
         write_json(path, conversion.to_json())
     telemetry.artifact("conversion", workdir.relative(path), step)
+
+
+def _mask_less_attention(conversion: ConversionReport, engine: Engine) -> None:
+    """Where attention is not fused, packed documents need no masks all the same."""
+    model, fusion = conversion.model, conversion.fusion
+    if fusion is not None and fusion.whole:
+        return
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        reason: str | None = "the model's blocks are compiled with masks"
+    else:
+        fused = [] if fusion is None else fusion.attentions
+        reason = attend_by_documents(model, engine.evaluation_context, engine.device, fused)
+    to = None if reason else BY_DOCUMENTS
+    conversion.others.append(ConversionRow("attention", "sdpa", to, None, reason))
 
 
 def _fuse_loss(task: Task, fusion: ModelFusion, engine: Engine) -> None:

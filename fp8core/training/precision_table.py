@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import chain, count
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from fp8core.training.workdir import Workdir
 __all__ = ["PrecisionTable"]
 
 FORMAT = 1
+Together = dict[str, tuple[tuple[str, ...], ...]]
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp4_e2m1": 0.5}
 
 
@@ -96,13 +97,16 @@ class PrecisionTable:
     def _measure(self, batch: Batch) -> list[dict[str, Any]]:
         learner, engine = self._learner, self._learner.engine
         layers = _linear_layers(learner.model, self._conversion)
-        small = _beginning(batch, _rows(layers))
+        fused, together = _fused_modules(self._conversion)
+        inside = {name for groups in together.values() for group in groups for name in group}
+        modules = {name: layer for name, layer in layers.items() if name not in inside} | fused
+        small = _beginning(batch, _rows(layers, together))
         state = dict(engine.state_dict())
         devices = [engine.device] if engine.device.type == "cuda" else []
         with (
             torch.random.fork_rng(devices=devices),
             torch.compiler.set_stance("force_eager"),
-            GemmWatch(layers, small.input_ids.shape) as watch,
+            GemmWatch(modules, small.input_ids.shape, together) as watch,
         ):
             there = small.to(engine.device)
             with engine.training_context():
@@ -136,9 +140,22 @@ def _linear_layers(model: nn.Module, conversion: ConversionReport) -> dict[str, 
     }
 
 
-def _rows(layers: dict[str, nn.Module]) -> int:
-    """So many rows of 16 tokens that no layer has as many features as rows, nor as tokens."""
+def _fused_modules(conversion: ConversionReport) -> tuple[dict[str, nn.Module], Together]:
+    """The modules that compute fused layers, by name, and the layers of each of their GEMMs."""
+    blocks = [] if conversion.fusion is None else conversion.fusion.blocks
+    found = {name: pair for block in blocks for name, pair in block.modules.items()}
+    modules = {name: module for name, (module, _) in found.items()}
+    return modules, {name: layers for name, (_, layers) in found.items()}
+
+
+def _rows(layers: dict[str, nn.Module], together: Together) -> int:
+    """So many rows of 16 tokens that no layer has as many features as rows, nor as tokens.
+
+    Nor have the layers that are one GEMM together.
+    """
     features = {side for layer in layers.values() for side in layer.weight.shape}  # type: ignore[union-attr]
+    for names in chain.from_iterable(together.values()):
+        features.add(sum(layers[name].weight.shape[0] for name in names))  # type: ignore[index, misc]
     return next(n for n in count(1) if not {n, n * TOKEN_MULTIPLE} & features)
 
 
@@ -166,14 +183,17 @@ def _by_kind(
 ) -> list[dict[str, Any]]:
     """One entry for layers of the same class that saw the same formats."""
     converted = {id(item.replacement) for item in conversion.replacements}
+    fused = {} if conversion.fusion is None else conversion.fusion.classes
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, seen in watch.seen.items():
         formats = tuple(
             (gemm, pair) for gemm in GEMMS for pair in sorted(seen.get(gemm, Counter()))
         )
         module = layers[name]
+        kind = fused.get(name, type(module).__name__)
+        is_converted = name in fused or id(module) in converted
         adapter = any(part.startswith("lora_") for part in name.split("."))
-        groups[type(module).__name__, id(module) in converted, adapter, formats].append(name)
+        groups[kind, is_converted, adapter, formats].append(name)
     return [
         {
             "kind": kind,

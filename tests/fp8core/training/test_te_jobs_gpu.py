@@ -221,3 +221,29 @@ def test_adapters_beside_te_layers(job: Job, train_here: TrainHere, tmp_path: Pa
     with torch.no_grad():
         # Transformer Engine multiplies fp32 on the GPU in TF32, whose mantissa has ten bits.
         torch.testing.assert_close(merged(ids).logits, seen["logits"], rtol=1e-3, atol=5e-4)
+
+
+def test_the_precision_table_of_fused_blocks(job: Job, train_here: TrainHere) -> None:
+    parts = {**ON_GPU, "conversion": {"fuse": "auto"}}
+    parts["model"] = {
+        "config": {
+            "attention_dropout": 0.0,
+            "hidden_size": 128,
+            "intermediate_size": 256,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+        }
+    }
+    _, workdir = train_here(job(**parts, training={"steps": 2}))
+    assert not events(workdir, "precision_not_measured")
+    rows = {r["name"]: r for r in json.loads((workdir / "conversion.json").read_bytes())}
+    assert rows["model.layers.1"]["reason"] is None, rows["model.layers.1"]
+    table = json.loads((workdir / "precision.json").read_bytes())
+    layers = table["rows"]["gemm_compute"]["layers"]
+    counts = {k["kind"]: k["layers"] for k in layers if k["converted"]}
+    # q, k, v; o; gate, up and down, of two blocks.
+    assert counts == {"LayerNormLinear": 6, "Linear": 2, "LayerNormMLP": 6}, layers
+    in_fp8 = {"fprop": [E4M3, E4M3], "dgrad": [E5M2, E4M3], "wgrad": [E5M2, E4M3]}
+    for entry in layers:
+        expected = in_fp8 if entry["converted"] else {key: [BF16, BF16] for key in in_fp8}
+        assert gemms(entry) == expected, entry
