@@ -6,26 +6,17 @@ check.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import pytest
 
-from octrain_api.app import create_app
-from octrain_api.database import Database
-from octrain_api.keys.principal import Scope
-from octrain_api.keys.schemas import KeyRequest, NewKeyObject
-from octrain_api.keys.service import KeyService
-from octrain_api.server import make_server
-from octrain_api.settings import HttpSettings, RateLimitSettings
-from tests.api.conftest import make_settings
+from octrain_api.keys.schemas import NewKeyObject
+from tests.api.served import Running, served
 
 # Each is many requests: a busy machine may take long over them.
 pytestmark = pytest.mark.timeout(900)
@@ -34,53 +25,11 @@ CONFIG = Path(__file__).with_name("schemathesis.toml")
 REPOSITORY = Path(__file__).parents[2]
 
 
-@dataclass
-class Running:
-    """A service behind a real server, and keys for it; `spare` is one that a run may end."""
-
-    url: str
-    user: NewKeyObject
-    spare: NewKeyObject
-    node: NewKeyObject
-    folder: Path
-
-
 @pytest.fixture
 def running(copied_url: str, redis_url: str, tmp_path: Path) -> Iterator[Running]:
-    """The service on a port of its own; it limits no rates, and its streams end soon."""
-    settings = make_settings(copied_url, redis_url, tmp_path)
-    settings.rate_limits = RateLimitSettings(read=0, write=0, worker=0, address=0, sign_in=0)
-    settings.http = HttpSettings(
-        stream_keep_alive=0.1, stream_poll=0.1, stream_lifetime=0.2, alive_interval=3600
-    )
-
-    async def make_keys() -> list[NewKeyObject]:
-        database = Database(settings.database)
-        users = [Scope.JOBS_READ, Scope.JOBS_WRITE, Scope.ADMIN]
-        async with database.transaction() as session:
-            made = [
-                await KeyService(session).create(
-                    KeyRequest(name="contract", owner="contract", scopes=scopes)
-                )
-                for scopes in (users, users, [Scope.NODE])
-            ]
-        await database.close()
-        return made
-
-    user, spare, node = asyncio.run(make_keys())
-    server = make_server(create_app(settings), settings.http, "127.0.0.1", 0)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive(), "the server did not start"
-            thread.join(0.05)
-        port = server.servers[0].sockets[0].getsockname()[1]
-        yield Running(f"http://127.0.0.1:{port}", user, spare, node, tmp_path)
-    finally:
-        server.should_exit = True
-        thread.join(30)
-    assert not thread.is_alive()
+    """The service on a port of its own."""
+    with served(copied_url, redis_url, tmp_path) as service:
+        yield service
 
 
 def check(running: Running, key: NewKeyObject, *options: str) -> None:
