@@ -63,7 +63,8 @@ async def request_session(context: Context, request: Request) -> AsyncIterator[A
         yield session
         if not reads:
             await record_change(session, request)
-        await session.commit()
+        if session.in_transaction():
+            await session.commit()
         context.listener.forget_changes_of(session)
 
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 
 import psycopg
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -37,10 +37,9 @@ _TOGETHER = 0.02
 _CHANGES = "octrain_changes"
 _LATER = "octrain_later"
 
-_TELL = text(
-    "SELECT pg_notify(channel, subject) FROM unnest(CAST(:channels AS text[]), "
-    "CAST(:subjects AS text[])) AS t(channel, subject)"
-)
+_TELL = """
+    SELECT pg_notify(channel, subject) FROM unnest(%s::text[], %s::text[]) AS t(channel, subject)
+"""
 
 Heard = Callable[[str | None], None]
 
@@ -206,11 +205,9 @@ class JobListener:
             told, self._untold = self._untold, set()
             channels, subjects = zip(*told, strict=True)
             try:
-                async with self._database.single() as connection:
-                    await connection.execute(
-                        _TELL, {"channels": list(channels), "subjects": list(subjects)}
-                    )
-            except (SQLAlchemyError, OSError) as error:
+                async with self._database.direct() as connection:
+                    await connection.execute(_TELL, (list(channels), list(subjects)))
+            except (psycopg.Error, OSError) as error:
                 # Whoever was to be told looks for itself every second or two.
                 log.warning("%s notifications could not be sent: %s", len(told), error)
             # What is committed meanwhile is told together.

@@ -161,9 +161,6 @@ class _Reader:
 
     def plain(self, value: Any, path: tuple[str | int, ...]) -> Any:
         self._values += 1
-        # What most values are, and nothing is wrong with.
-        if type(value) is str and len(value) <= 256 and value.isprintable() and value.isascii():
-            return value
         if self._values > MOST_VALUES:
             raise _unreadable(f"the spec has more than {MOST_VALUES} values", "too_large")
         if value is None or isinstance(value, bool):
@@ -192,7 +189,15 @@ class _Reader:
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str | int, ...]) -> dict[str, Any]:
         copy: dict[str, Any] = {}
         for key, item in value.items():
-            if not isinstance(key, str):
+            if type(key) is str and _is_plain(key):
+                # A short path for what nearly all members are.
+                kind = type(item)
+                if item is None or kind is bool or (kind is str and _is_plain(item)):
+                    self._values += 1
+                    copy[key] = item
+                else:
+                    copy[key] = self.plain(item, (*path, key))
+            elif not isinstance(key, str):
                 self._refuse(path, f"keys must be text; one is {kind_of(key)}", "wrong_type")
             elif len(key) > LONGEST_KEY:
                 self._refuse(
@@ -224,6 +229,10 @@ class _Reader:
         if math.isfinite(value):
             return value
         return self._refuse(path, _NOT_FINITE, "not_finite")
+
+
+def _is_plain(text: str) -> bool:
+    return len(text) <= LONGEST_KEY and text.isascii() and text.isprintable()
 
 
 def _flaw_of_text(text: str) -> str | None:

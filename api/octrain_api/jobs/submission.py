@@ -8,10 +8,11 @@ there yet; the scheduler and the streams of all jobs are told after the commit, 
 themselves a little later.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import to_json
 
 from octrain_api.controller.placement import Need
 from octrain_api.direct import Connection
@@ -146,8 +147,8 @@ async def store(
     """Store a job with its events and the `entry` of the audit log."""
     spec, limits = job.spec, job.spec["limits"]
     is_queued = job.status == Status.QUEUED
-    texts = {name: json.dumps(spec[name]) for name in ("labels", "notes", "name")}
-    texts |= {"spec": json.dumps(spec), "recipe_from": json.dumps(job.recipe_from)}
+    texts = {name: _json(spec[name]) for name in ("labels", "notes", "name")}
+    texts |= {"spec": _json(spec), "recipe_from": _json(job.recipe_from)}
     rest = {
         "id": job.id,
         "owner": job.owner,
@@ -175,10 +176,10 @@ async def store(
         "priority": spec["priority"],
         "farthest": FARTHEST_POSITION,
         "queue_seconds": limits["max_queue_time_seconds"] if is_queued else None,
-        "job": f"{json.dumps(rest)[:-1]},{','.join(members)}}}",
+        "job": f"{_json(rest)[:-1]},{','.join(members)}}}",
         "actor": actor,
-        "events": json.dumps([{"seq": n, **vars(e)} for n, e in enumerate(events, start=1)]),
-        "entry": json.dumps(entry or {}),
+        "events": _json([{"seq": n, **vars(e)} for n, e in enumerate(events, start=1)]),
+        "entry": _json(entry or {}),
         "of_owner": OF_OWNER + job.owner,
     }
     found = await (await connection.execute(_STORE, values)).fetchone()
@@ -206,3 +207,7 @@ async def store(
             as_of=as_of if is_queued else None,
         )
     return Stored(Claim(is_free, request_hash, target), row, is_refused)
+
+
+def _json(value: Any) -> str:
+    return to_json(value).decode()

@@ -59,6 +59,16 @@ def of_plan(
             message=f"only {plan['flops']['fp8_share']:.0%} of the GEMMs' work is in FP8",
             pointer="/conversion",
         )
+    fusion = plan.get("fusion")
+    if fusion and spec["conversion"]["fuse"] == "auto" and spec["recipe"]["engine"] == "te":
+        whole, blocks = fusion["fused"], fusion["blocks"]
+        if whole < blocks:
+            because = "; ".join(fusion["not_because"])
+            yield Warning(
+                code="not_fused",
+                message=f"{whole} of {blocks} decoder blocks would be fused: {because}",
+                pointer="/conversion/fuse",
+            )
     largest = max(gpu_memory, default=None)
     total = plan["memory"]["total"]
     if largest is not None and total + _SPARE_BYTES > largest:
