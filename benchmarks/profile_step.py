@@ -86,15 +86,16 @@ class Steps:
         original(loop, batches)
 
 
-def print_kernels(steps: Steps, count: int, rows: int) -> None:
+def print_kernels(events: Sequence[Any], seconds: float, count: int, rows: int) -> None:
+    """Of ``count`` steps; ``seconds``: what one takes without a profiler."""
     kinds: dict[str, float] = defaultdict(float)
     kernels: dict[str, float] = {}
-    for event in steps.events:
+    for event in events:
         milliseconds = event.self_device_time_total / 1000 / count
         if milliseconds > 0:
             kinds[kind_of(event.key)] += milliseconds
             kernels[event.key] = milliseconds
-    wall, busy = steps.plain_seconds * 1000, sum(kinds.values())
+    wall, busy = seconds * 1000, sum(kinds.values())
     print(f"a step: {wall:.2f} ms, of which the GPU computes {busy:.2f} ms")
     for kind, milliseconds in sorted(kinds.items(), key=lambda pair: -pair[1]):
         print(f"  {milliseconds:8.2f} ms  {milliseconds / busy:6.1%}  {kind}")
@@ -118,7 +119,7 @@ def main() -> None:
             run_train(chosen.spec, Path(folder, "run"), [], debug=True)
         except Profiled:
             pass
-    print_kernels(steps, chosen.steps, chosen.rows)
+    print_kernels(steps.events, steps.plain_seconds, chosen.steps, chosen.rows)
     if chosen.host:
         text = io.StringIO()
         pstats.Stats(steps.functions, stream=text).sort_stats("tottime").print_stats(

@@ -1,13 +1,14 @@
 """Training steps a second on one GPU, beside the peers: same shape, same text, same settings.
 
     python benchmarks/train_peers.py [--shape 3b] [--rows fused,fused_head,plain,bf16,accelerate]
-        [--steps 15] [--warm-up 10] [--repeats 1] [--precision bf16] [--out FILE.json]
+        [--steps 15] [--warm-up 10] [--repeats 1] [--precision bf16] [--profile] [--out FILE.json]
 
 Every row runs in a process of its own, one after another, ``--repeats`` times in turn: 2 x 4096
 tokens of real text (bytes of Python's standard library) a step, random weights in bf16 (or fp32
 under bf16 autocast), AdamW with states in the format of the weights, clipping at norm 1. Prints
 tokens a second (of the median step; of several repeats their median, and the spread), the peak of
-allocated memory, the host's time to enqueue a step, and the ratio to the first peer.
+allocated memory, the host's time to enqueue a step, and the ratio to the first peer. With
+``--profile`` three more steps run under torch's profiler, and kernels by kind are printed.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 SHAPES = ("125m", "1b", "3b", "8b")
+PROFILED = 3
 DEFAULT_ROWS = "fused,fused_head,plain,bf16,accelerate"
 
 
@@ -50,16 +53,19 @@ def run_row(chosen: argparse.Namespace) -> dict[str, Any]:
         event.record()
         events.append(event)
     torch.cuda.synchronize()
+    peak = torch.cuda.max_memory_allocated()
     spans = pairwise(events)
     milliseconds = [a.elapsed_time(b) for a, b in spans][chosen.warm_up - 1 :]
     median = statistics.median(milliseconds)
+    if chosen.profile:
+        print_profile(step, count, median)
     return {
         "row": chosen.row,
         "name": ROWS[chosen.row][0],
         "milliseconds": median,
         "tokens_per_second": chosen.batch * chosen.length * 1000 / median,
         "spread": (max(milliseconds) - min(milliseconds)) / median,
-        "peak_gib": torch.cuda.max_memory_allocated() / 2**30,
+        "peak_gib": peak / 2**30,
         "host_milliseconds": statistics.median(enqueued[chosen.warm_up :]) * 1000,
         "build_seconds": built,
         "losses": [round(float(losses[i]), 4) for i in (0, count // 2, count - 1)],
@@ -68,10 +74,24 @@ def run_row(chosen: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def print_profile(step: Callable[[int], Any], count: int, milliseconds: float) -> None:
+    """The kernels of the last steps once more, by kind."""
+    import torch
+    from profile_step import print_kernels
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for number in range(count - PROFILED + 1, count + 1):
+            step(number)
+        torch.cuda.synchronize()
+    print_kernels(profiler.key_averages(), milliseconds / 1000, PROFILED, 30)
+
+
 def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
     command = [sys.executable, str(FOLDER / "train_peers.py"), "--row", row]
     for name in ("shape", "steps", "warm_up", "batch", "length", "precision"):
         command += [f"--{name.replace('_', '-')}", str(getattr(chosen, name))]
+    command += ["--profile"] if chosen.profile else []
     places = [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
@@ -135,6 +155,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.row:
