@@ -32,6 +32,7 @@ def run_plan(spec_file: SpecFile, job_folder: Path | None = None, *, as_json: bo
     console = Console()
     console.print(_table("Parameters", _named(found.parameters, "{:,}".format)))
     console.print(_table("Layers", _layers(found)))
+    console.print(_table("Decoder blocks", _blocks(found)))
     console.print(_table("Memory on one device", _named(found.memory, _size)))
     console.print(_table("Checkpoint", {"on disk, and on the host": _size(found.checkpoint_bytes)}))
     flops = found.flops
@@ -47,6 +48,18 @@ def _layers(found: Plan) -> dict[str, str]:
     because = found.conversion["kept_because"]
     if isinstance(because, dict):
         shown.update({f"kept: {reason}": str(count) for reason, count in because.items()})
+    return shown
+
+
+def _blocks(found: Plan) -> dict[str, str]:
+    """Whether they would be fused: the proof on numbers that fusion asks for needs the GPU."""
+    fusion = found.fusion
+    shown = {"would be fused": f"{fusion['fused']} of {fusion['blocks']}"}
+    if fusion["fused_in_part"]:
+        shown["would be fused in part"] = str(fusion["fused_in_part"])
+    because = fusion["not_because"]
+    if isinstance(because, dict):
+        shown.update({f"not: {reason}": str(count) for reason, count in because.items()})
     return shown
 
 

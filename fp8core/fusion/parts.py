@@ -137,3 +137,15 @@ class Halves:
     attention: AttentionHalf | None = None
     mlp: MLPHalf | None = None
     reasons: list[str] = field(default_factory=list)
+
+    def keep_apart(self, kept: Mapping[str, str]) -> None:
+        """Gives up each half that holds one of the layers ``kept``, which come with why."""
+        for half in (self.attention, self.mlp):
+            name = None if half is None else next((n for n in half.layers if n in kept), None)
+            if name is None:
+                continue
+            self.reasons.append(f"{name} is kept: {kept[name]}")
+            if half is self.attention:
+                self.attention = None
+            else:
+                self.mlp = None

@@ -2,9 +2,9 @@
 
 The model's own code runs under autocast on PyTorch's fake tensors, and every storage that autograd
 saves is counted once. Where a GPU does otherwise than what runs here, a stand-in saves what the GPU
-would: converted layers what their engine saves, attention what its fused kernels save (operands,
-output, logarithms of the sums, and a mask as a bias in the operands' dtype), LayerNorm its input in
-fp32, as CUDA's autocast has it.
+would: converted layers what their engine saves, fused blocks what `planned_fusion` says, attention
+what its fused kernels save (operands, output, logarithms of the sums, and a mask as a bias in the
+operands' dtype), LayerNorm its input in fp32, as CUDA's autocast has it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fp8core.conversion import Decision
 from fp8core.conversion.replace import put_in_place
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch, round_up
+from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion, fused_forward
 from fp8core.spec import JobSpec
 
 __all__ = ["KeptBytes", "dry_run"]
@@ -52,15 +53,18 @@ def dry_run(
     blocks: Sequence[nn.Module],
     spec: JobSpec,
     adapted: AbstractSet[int] = frozenset(),
+    fusion: PlannedFusion = NOTHING_FUSED,
 ) -> KeptBytes:
     """Runs ``model``, which lies on the meta device and is of no use afterwards.
 
     ``blocks``: the repeated layers; ``adapted``: ids of the linear modules that get an adapter, in
-    a model that is frozen. Raises whatever the model's code raises on tensors without values, as
-    where shapes depend on them.
+    a model that is frozen; ``fusion``: the blocks that would be fused. Raises whatever the model's
+    code raises on tensors without values, as where shapes depend on them.
     """
     compute = _DTYPES[getattr(spec.recipe, "dtype", "bf16")]
     with_adapter = [module for module in model.modules() if id(module) in adapted]
+    for block in fusion.blocks:
+        block.layer.forward = fused_forward(block, spec, compute)
     for decision in decisions:
         module = decision.layer.module
         if decision.reason is None:
@@ -74,7 +78,7 @@ def dry_run(
         counter.leave_out(_make_fake(model))
         for module in with_adapter:
             module.register_forward_hook(_AdapterPath(compute))
-        inputs = model_inputs(_batch(spec), model.config, compute)
+        inputs = _inputs(model, spec, compute, fusion)
         with _autocast(compute), _LikeAGpu(), counter.watching(blocks):
             logits = model(**inputs).logits
         return KeptBytes(
@@ -107,6 +111,37 @@ def _make_fake(model: nn.Module) -> list[Tensor]:
                 module._buffers[key] = torch.empty(buffer.shape, dtype=buffer.dtype)
                 buffers.append(module._buffers[key])
     return [*made.values(), *(buffer for buffer in buffers if buffer is not None)]
+
+
+def _inputs(
+    model: Any, spec: JobSpec, compute: torch.dtype, fusion: PlannedFusion
+) -> dict[str, Any]:
+    """What the model is called with: without masks of [T, T] where a GPU goes by documents."""
+    batch = _batch(spec)
+    if spec.task == "causal_lm" and (fusion.whole or _goes_by_documents(model, spec)):
+        model.config._attn_implementation = _without_masks()
+        return {"input_ids": batch.input_ids}
+    return model_inputs(batch, model.config, compute)
+
+
+def _without_masks() -> str:
+    """The name of transformers' own attention for a model that makes no mask."""
+    from transformers import AttentionInterface
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+    from transformers.masking_utils import AttentionMaskInterface
+
+    name = "octrain_planned"
+    AttentionInterface.register(name, sdpa_attention_forward)
+    AttentionMaskInterface.register(name, lambda *args, **options: None)
+    return name
+
+
+def _goes_by_documents(model: Any, spec: JobSpec) -> bool:
+    """Not where blocks are compiled, with masks, as torchao's are."""
+    if spec.recipe.engine == "torchao" or model.config._attn_implementation != "sdpa":
+        return False
+    looks_back = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
+    return bool(looks_back) and all(value is True for value in looks_back)
 
 
 def _batch(spec: JobSpec) -> Batch:

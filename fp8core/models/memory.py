@@ -13,9 +13,10 @@ possible, layer by layer:
 
 Not all of it is there at once. The peak is that of three moments: when the gradient of the loss is
 made, activations are whole, and logits are there three times in fp32 (log-softmax, its gradient,
-that of its input); when the backward pass ends, gradients are whole; in the optimizer's step, fp32
-copies of one parameter come on top where bf16 is stored. With gradient checkpointing a block keeps
-only its input, and one block at a time is whole.
+that of its input); when the backward pass ends, gradients are whole; and the optimizer's step.
+Where blocks are fused the cross-entropy is too: the gradient is written over the logits, and the
+first moment lasts until the output head has its own gradient. With gradient checkpointing a block
+keeps only its input, and one block at a time is whole.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from fp8core.conversion import Decision
 from fp8core.conversion.find import is_conv1d, output_heads, sequence_level_layers
 from fp8core.conversion.norms import is_norm
 from fp8core.models.dry_run import dry_run
+from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
 from fp8core.spec import JobSpec
 
-__all__ = ["linear_widths", "memory_rows"]
+__all__ = ["MemoryEstimate", "estimate_memory", "linear_widths"]
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
 _MOMENTS = 2
@@ -42,31 +44,38 @@ _FP8_COPIES = {"te": 2, "emulated": 1, "torchao": 0, "amp": 0}
 _LOSS_BYTES = 3 * 4
 # cuBLAS's own, which PyTorch allocates, and Transformer Engine's.
 _WORKSPACES = {"te": 64 << 20, "emulated": 32 << 20, "torchao": 32 << 20, "amp": 32 << 20}
-# Weight, moments and gradient in fp32, and what stochastic rounding computes, of one parameter.
-_BYTES_OF_ROUNDING = 32
 
 
-def memory_rows(
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on one GPU. ``rows``: by use, and the peak, ``total``, which is less than their sum,
+    as not all are there at once. ``moments``: how much is there when; ``total`` is the largest."""
+
+    rows: dict[str, int]
+    moments: dict[str, int]
+
+
+def estimate_memory(
     model: nn.Module,
     decisions: Sequence[Decision],
     spec: JobSpec,
     *,
     tokens: int,
     adapted: Sequence[nn.Module] = (),
-) -> dict[str, int]:
-    """Bytes on one GPU by row, for micro-batches of ``tokens`` tokens, and their peak, ``total``.
+    fusion: PlannedFusion = NOTHING_FUSED,
+) -> MemoryEstimate:
+    """For micro-batches of ``tokens`` tokens, by the rows of the method's own table.
 
     ``compute_weight_copies`` are the FP8 copies of converted weights and autocast's copies of
     the other Linears' weights where those are stored in another dtype; ``activations`` hold what
-    the loss needs. ``total`` is less than the sum of the rows: not all are there at once.
-    ``adapted``: the linear layers with a LoRA adapter, whose parameters are fp32; all else is
-    frozen. ``model`` lies on the meta device and is of no use afterwards.
+    the loss needs. ``adapted``: the linear layers with a LoRA adapter, whose parameters are fp32;
+    all else is frozen. ``fusion``: the blocks that would be fused. ``model`` lies on the meta
+    device and is of no use afterwards.
     """
     precision = spec.training.precision
     size = sum(p.numel() for p in model.parameters())
     adapters = _adapter_size(adapted, spec)
     trained = adapters or size
-    largest = max((p.numel() for p in model.parameters()), default=0)
     table = _tied_table(model)
     converted = {id(d.layer.module) for d in decisions if d.reason is None and d.norm is None}
     copies = _weight_copies(model, converted, spec)
@@ -81,7 +90,7 @@ def memory_rows(
     if adapters:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-    kept = _kept(model, decisions, converted, spec, tokens, {id(m) for m in adapted})
+    kept = _kept(model, decisions, converted, spec, tokens, {id(m) for m in adapted}, fusion)
     always = sum(rows[name] for name in ("weights", "master_weights", "optimizer_states"))
     always += rows["workspaces"]
     accumulating = spec.training.gradient_accumulation > 1
@@ -92,14 +101,17 @@ def memory_rows(
     at_end = always + gradients + lasting + kept.last_block
     if not adapters:
         at_end += table * _BYTES[precision.weights]
-    rounded = "bf16" in (precision.weights, precision.optimizer_states, precision.gradients)
-    in_optimizer = always + gradients + lasting
-    in_optimizer += _BYTES_OF_ROUNDING * largest if rounded and not adapters else 0
     # Blocks that are recomputed have no casts waiting for their backward pass.
     in_forward = 0 if spec.training.gradient_checkpointing else copies
     rows["activations"] = max(0, kept.forward - in_forward) + kept.loss
-    rows["total"] = max(at_loss, at_end, in_optimizer)
-    return rows
+    moments = {
+        "gradient of the loss": at_loss,
+        "end of the backward pass": at_end,
+        # Its kernels read and write each parameter once, and hold nothing beside it.
+        "optimizer": always + gradients + lasting,
+    }
+    rows["total"] = max(moments.values())
+    return MemoryEstimate(rows, moments)
 
 
 @dataclass(frozen=True)
@@ -119,19 +131,52 @@ def _kept(
     spec: JobSpec,
     tokens: int,
     adapted: set[int],
+    fusion: PlannedFusion,
 ) -> _Kept:
     blocks = _blocks(model)
     recomputed = spec.training.gradient_checkpointing and len(blocks) > 0
     formula = _activations(model, converted, spec, tokens) + _weight_copies(model, converted, spec)
-    loss = _LOSS_BYTES * tokens * _head_width(model)
+    width = _head_width(model)
+    head = _head_gradient(model, converted, spec, frozen=bool(adapted)) if fusion.blocks else None
     try:
-        run = dry_run(model, decisions, blocks, spec, adapted)
+        run = dry_run(model, decisions, blocks, spec, adapted, fusion)
     # Anything may fail in foreign code on tensors without values; the formula is there for that.
     except Exception:
+        loss = _loss_bytes(tokens * width, head, _compute_bytes(spec))
         return _Kept(formula, loss, formula // max(1, len(blocks)))
     last = max(run.blocks, default=0)
     forward = run.total - sum(run.blocks) + run.block_inputs if recomputed else run.total
-    return _Kept(forward, _LOSS_BYTES * run.logits, last)
+    return _Kept(forward, _loss_bytes(run.logits, head, _compute_bytes(spec)), last)
+
+
+@dataclass(frozen=True)
+class _HeadGradient:
+    """Bytes of the output head's weight gradient as its GEMM gives it, and as it is stored (0
+    where that is the same tensor); and what an FP8 head casts of a logit's gradient."""
+
+    computed: int
+    stored: int
+    cast: int
+
+
+def _head_gradient(
+    model: nn.Module, converted: set[int], spec: JobSpec, *, frozen: bool
+) -> _HeadGradient:
+    heads = output_heads(model)
+    found = [m for m in model.modules() if id(m) in heads and isinstance(m, nn.Linear)]
+    size = 0 if frozen else max((m.weight.numel() for m in found), default=0)
+    compute, stored = _compute_bytes(spec), _BYTES[spec.training.precision.weights]
+    # Row-wise for one GEMM and column-wise for the other.
+    cast = 2 if any(id(m) in converted for m in found) else 0
+    return _HeadGradient(size * compute, size * stored if stored != compute else 0, cast)
+
+
+def _loss_bytes(logits: int, head: _HeadGradient | None, compute: int) -> int:
+    """From the logits to the gradient of the head; ``head``: None where the loss is not fused."""
+    if head is None:
+        return _LOSS_BYTES * logits
+    in_gemm = logits * (compute + head.cast) + head.computed
+    return max(in_gemm, head.computed + head.stored)
 
 
 def _adapter_size(adapted: Sequence[nn.Module], spec: JobSpec) -> int:

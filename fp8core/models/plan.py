@@ -23,7 +23,8 @@ from fp8core.models.architecture import (
     cannot_be_built,
 )
 from fp8core.models.flops import StepFlops, step_flops
-from fp8core.models.memory import linear_widths, memory_rows
+from fp8core.models.memory import estimate_memory, linear_widths
+from fp8core.models.planned_fusion import planned_fusion
 from fp8core.models.source import ModelSource, locate
 from fp8core.spec import BytesTokenizer, JobSpec, TrainTokenizer
 
@@ -46,7 +47,11 @@ class Plan:
     conversion: dict[str, object]
     """``layers``, ``converted``, ``kept``, ``kept_because``, and ``rows`` (name, from, reason)."""
     memory: dict[str, int]
-    """Bytes by the rows of ``training.precision``, and the peak, ``total``; see ``memory_rows``."""
+    """Bytes by the rows of ``training.precision``, and the peak, ``total``: `MemoryEstimate`."""
+    memory_moments: dict[str, int]
+    """Bytes at each moment of a step that may be the peak."""
+    fusion: dict[str, object]
+    """How many decoder blocks would be fused, and why not the others: `PlannedFusion.to_json`."""
     checkpoint_bytes: int
     """The tensors of one checkpoint: on disk, and in the host's memory while it is written."""
     flops: StepFlops
@@ -96,19 +101,29 @@ def plan(
         override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
     )
     adapted = [] if spec.adapter is None else adapter_targets(model, spec.adapter)
+    apart = {layer.name: "an adapter goes beside it" for layer in adapted}
+    fusion = planned_fusion(model, decisions, spec, apart)
     parameters = _parameters(model)
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
     # Last: the model is of no use after it.
-    memory = memory_rows(
-        model, decisions, spec, tokens=tokens, adapted=[layer.module for layer in adapted]
+    estimate = estimate_memory(
+        model,
+        decisions,
+        spec,
+        tokens=tokens,
+        adapted=[layer.module for layer in adapted],
+        fusion=fusion,
     )
+    memory = estimate.rows
     saved = memory["weights"] if spec.adapter is None else trained * _ADAPTER_BYTES
     return Plan(
         parameters=parameters,
         conversion=_conversion(decisions),
         memory=memory,
+        memory_moments=estimate.moments,
+        fusion=fusion.to_json(),
         checkpoint_bytes=saved + memory["master_weights"] + memory["optimizer_states"],
         flops=flops,
         tokens_per_step=tokens * training.gradient_accumulation * spec.resources.ranks,

@@ -1,0 +1,195 @@
+"""Which decoder blocks of a model on the meta device would be fused, and what those keep.
+
+Blocks are recognised as `fp8core.fusion.fuse` does; its proof on numbers needs the GPU and cannot
+be had here. What a fused block keeps for its backward pass is that of Transformer Engine's modules
+(``LayerNormLinear``, ``DotProductAttention``, ``Linear``, ``LayerNormMLP``, as of 2.20).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8core.conversion import Decision
+from fp8core.fusion.parts import Halves
+from fp8core.fusion.recognise import describe_block, find_blocks
+from fp8core.fusion.rotary import rotary_angles
+from fp8core.spec import JobSpec
+
+__all__ = ["NOTHING_FUSED", "PlannedBlock", "PlannedFusion", "fused_forward", "planned_fusion"]
+
+# Up to which position `fuse` compares rotary angles.
+_LENGTH = 4096
+_FP8, _FP32 = torch.uint8, torch.float32
+"""FP8 takes a byte an element, whichever of its formats it is."""
+
+
+@dataclass(frozen=True)
+class PlannedBlock:
+    """A block and those of its halves that would be fused."""
+
+    layer: nn.Module
+    halves: Halves
+
+
+@dataclass(frozen=True)
+class PlannedFusion:
+    """``blocks``: those of which something would be fused; ``found``: how many the model has."""
+
+    blocks: tuple[PlannedBlock, ...] = ()
+    found: int = 0
+    reasons: tuple[str, ...] = ()
+    """Why a block, or half of it, would not be; the same reason may stand here often."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether no attention of the model needs a mask."""
+        attention = sum(block.halves.attention is not None for block in self.blocks)
+        return attention == self.found > 0
+
+    def to_json(self) -> dict[str, object]:
+        """``blocks``, ``fused``, ``fused_in_part`` (counts), ``loss`` (whether it is fused too),
+        and ``not_because``: reasons with their counts."""
+        whole = sum(
+            b.halves.attention is not None and b.halves.mlp is not None for b in self.blocks
+        )
+        return {
+            "blocks": self.found,
+            "fused": whole,
+            "fused_in_part": len(self.blocks) - whole,
+            "loss": bool(self.blocks),
+            "not_because": dict(Counter(self.reasons).most_common()),
+        }
+
+
+NOTHING_FUSED = PlannedFusion()
+
+
+def planned_fusion(
+    model: nn.Module, decisions: Sequence[Decision], spec: JobSpec, apart: Mapping[str, str]
+) -> PlannedFusion:
+    """``decisions``: of the layers' conversion, not yet done; ``apart``: layers that must stay
+    layers of their own, each with why."""
+    candidates = list(find_blocks(model))
+    refusal = _refusal(spec)
+    if refusal is not None or not candidates:
+        none = "the model has no blocks of attention and an MLP"
+        return PlannedFusion((), len(candidates), (refusal or none,))
+    kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
+    wrong = _wrong_rotation(model)
+    blocks, reasons = [], []
+    for name, layer in candidates:
+        halves = describe_block(name, layer, getattr(model, "config", None))
+        halves.keep_apart({**apart, **kept})
+        if wrong is not None and halves.attention is not None:
+            halves.attention = None
+            halves.reasons.append(wrong)
+        # The names of layers differ from block to block, their reasons need not.
+        reasons += [reason.replace(f"{name}.", "") for reason in halves.reasons]
+        if halves.attention is not None or halves.mlp is not None:
+            blocks.append(PlannedBlock(layer, halves))
+    return PlannedFusion(tuple(blocks), len(candidates), tuple(reasons))
+
+
+def _refusal(spec: JobSpec) -> str | None:
+    if spec.conversion.fuse == "none":
+        return "conversion.fuse is none"
+    if spec.recipe.engine != "te":
+        return f"the engine {spec.recipe.engine} has no fused blocks"
+    if any(getattr(spec.recipe, "override_linear_precision", ())):
+        return "override_linear_precision speaks of single Linear layers"
+    return None
+
+
+def _wrong_rotation(model: Any) -> str | None:
+    """As `rotary_angles` says, of the model's embedding built again with values."""
+    held = nn.ModuleList()
+    for module in model.modules():
+        if hasattr(module, "inv_freq"):
+            try:
+                held.append(type(module)(config=module.config))
+            # Of foreign code: any class may want other arguments.
+            except Exception as error:
+                return f"{type(module).__name__} cannot be built: {type(error).__name__}: {error}"
+    return rotary_angles(held, _LENGTH)[1]
+
+
+def fused_forward(
+    block: PlannedBlock, spec: JobSpec, compute: torch.dtype
+) -> Callable[..., Tensor]:
+    """What to run in the place of ``block.layer.forward`` on tensors without storage."""
+    layer: Any = block.layer
+    # Of the product of gate and up only the row-wise copy is kept; formats scaled by blocks need
+    # the column-wise one beside it, and the others transpose it in the backward pass.
+    by_blocks = getattr(spec.recipe, "scaling", "delayed") not in ("delayed", "current")
+
+    def forward(hidden: Tensor, *args: Any, **options: Any) -> Tensor:
+        attention, mlp = layer.self_attn, layer.mlp
+        if block.halves.attention is not None:
+            projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+            weights = [projection.weight for projection in projections]
+            added = _Fused.apply(hidden.to(compute), _attention_keeps(block.halves), *weights)
+        else:
+            attended = attention(hidden_states=layer.input_layernorm(hidden), **options)
+            added = attended[0] if isinstance(attended, tuple) else attended
+        hidden = hidden + added
+        if block.halves.mlp is None:
+            output: Tensor = hidden + mlp(layer.post_attention_layernorm(hidden))
+            return output
+        weights = [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
+        keeps = _mlp_keeps(weights[0].shape[0], hidden.shape[-1], by_blocks)
+        return hidden + _Fused.apply(hidden.to(compute), keeps, *weights)
+
+    return forward
+
+
+@dataclass(frozen=True)
+class _Keeps:
+    """Elements a token by dtype (None: the compute dtype); ``if_trained``: with its weights."""
+
+    always: tuple[tuple[int, torch.dtype | None], ...]
+    if_trained: tuple[tuple[int, torch.dtype | None], ...]
+
+
+def _attention_keeps(halves: Halves) -> _Keeps:
+    half = halves.attention
+    assert half is not None
+    width, kv_width = half.heads * half.head_dim, half.kv_heads * half.head_dim
+    always: list[tuple[int, torch.dtype | None]] = [
+        (1, _FP32),  # the norm's reciprocal deviation
+        (width, None),  # q
+        (kv_width, None),
+        (kv_width, None),
+        (width, None),  # attention's output
+        (half.heads, _FP32),  # logarithms of the softmax's sums
+    ]
+    if half.head_norms:
+        always += [(width, None), (kv_width, None)]  # the inputs of q_norm and k_norm
+    # The inputs of the two GEMMs, column-wise.
+    return _Keeps(tuple(always), ((half.q.module.in_features, _FP8), (width, _FP8)))
+
+
+def _mlp_keeps(inner: int, hidden: int, by_blocks: bool) -> _Keeps:
+    always = ((1, _FP32), (2 * inner, None))  # gate and up, before the activation
+    # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.
+    product = 2 * inner if by_blocks else inner
+    return _Keeps(always, ((2 * hidden, _FP8), (product, _FP8)))
+
+
+class _Fused(torch.autograd.Function):
+    """One half: keeps its input, what `_Keeps` says, and its weights in FP8 both ways round."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, keeps: _Keeps, *weights: Tensor) -> Tensor:
+        trained = any(ctx.needs_input_grad[2:])
+        counts = keeps.always + (keeps.if_trained if trained else ())
+        tokens = x.shape[:-1]
+        made = [x.new_empty(*tokens, count, dtype=dtype or x.dtype) for count, dtype in counts]
+        made += [x.new_empty(2, *weight.shape, dtype=_FP8) for weight in weights]
+        ctx.save_for_backward(x, *made)
+        return torch.empty_like(x)
