@@ -158,6 +158,8 @@ def octrain(work: Work, **changes: Any) -> Step:
 
 
 def _say_what_is_fused(conversion: Any) -> None:
+    for row in conversion.others:
+        print(f"{row.name}: {row.to or row.from_}{f' ({row.reason})' if row.reason else ''}")
     if conversion.fusion is None:
         print("fusion: not asked for")
         return
@@ -247,6 +249,10 @@ ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
         lambda work: octrain(work, fuse="auto", recipe={"engine": "te", "scaling": "current"}),
     ),
     "plain": ("Octrain te, layer by layer", lambda work: octrain(work, fuse="none")),
+    "plain_packed": (
+        "Octrain te, layer by layer, 16 documents a row",
+        lambda work: octrain(work, fuse="none", packed=True),
+    ),
     "octrain_bf16": (
         "Octrain amp, bf16",
         lambda work: octrain(work, recipe={"engine": "amp", "dtype": "bf16"}),
