@@ -106,7 +106,9 @@ def main() -> int:
             print_estimate(case.estimate)
         return 0
     with tempfile.TemporaryDirectory() as temporary:
-        results = run(cases, chosen.work or Path(temporary), int(chosen.room * 2**30), chosen)
+        results = run(
+            cases, (chosen.work or Path(temporary)).resolve(), int(chosen.room * 2**30), chosen
+        )
     worst = max(abs(found.get("ratio", 2.0) - 1.0) for found in results)
     print(f"largest deviation {worst:.1%} (bound {BOUND:.0%})")
     return int(worst > BOUND)

@@ -24,6 +24,7 @@ from fp8core.conversion import Decision
 from fp8core.conversion.replace import put_in_place
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch, round_up
+from fp8core.fusion.documents import is_plainly_causal
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion, fused_forward
 from fp8core.spec import JobSpec
 
@@ -118,7 +119,8 @@ def _inputs(
 ) -> dict[str, Any]:
     """What the model is called with: without masks of [T, T] where a GPU goes by documents."""
     batch = _batch(spec)
-    if spec.task == "causal_lm" and (fusion.whole or _goes_by_documents(model, spec)):
+    by_documents = fusion.whole or _goes_by_documents(model, spec, compute)
+    if spec.task == "causal_lm" and by_documents:
         model.config._attn_implementation = _without_masks()
         return {"input_ids": batch.input_ids}
     return model_inputs(batch, model.config, compute)
@@ -136,12 +138,11 @@ def _without_masks() -> str:
     return name
 
 
-def _goes_by_documents(model: Any, spec: JobSpec) -> bool:
-    """Not where blocks are compiled, with masks, as torchao's are."""
-    if spec.recipe.engine == "torchao" or model.config._attn_implementation != "sdpa":
+def _goes_by_documents(model: Any, spec: JobSpec, compute: torch.dtype) -> bool:
+    """Not in fp32, which the kernels do not take; nor are masks left out of compiled blocks."""
+    if compute == torch.float32 or spec.recipe.engine == "torchao" or not spec.data.packing:
         return False
-    looks_back = [module.is_causal for module in model.modules() if hasattr(module, "is_causal")]
-    return bool(looks_back) and all(value is True for value in looks_back)
+    return model.config._attn_implementation == "sdpa" and is_plainly_causal(model)
 
 
 def _batch(spec: JobSpec) -> Batch:

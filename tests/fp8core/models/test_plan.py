@@ -9,6 +9,7 @@ import torch
 
 from fp8core import engines
 from fp8core.conversion import convert
+from fp8core.data.attention import model_inputs
 from fp8core.errors import SpecRefused
 from fp8core.models import load, plan
 from fp8core.models.dry_run import _batch, dry_run
@@ -140,8 +141,10 @@ def test_the_dry_run_counts_what_a_real_forward_pass_keeps(make_spec, llama_conf
             kept[address] = tensor
         return tensor
 
-    # As on a GPU: causal attention that makes no mask.
-    inputs = {"input_ids": _batch(spec).input_ids}
+    inputs = model_inputs(_batch(spec), model.config)
+    if recipe.get("dtype") != "fp32":
+        # As on a GPU in bf16: causal attention that makes no mask.
+        inputs = {"input_ids": inputs["input_ids"]}
     with (
         engines.create(spec.recipe, "cpu").training_context(),
         torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
