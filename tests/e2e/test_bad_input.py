@@ -51,7 +51,7 @@ BAD = [
     ("half a character", {"labels": {"a": "\ud800"}}, "/labels/a"),
     ("nothing of what it needs", {"model": None}, "/model"),
     ("a huge number", training(steps=10**30), "/training/steps"),
-    ("a number too deep for a float", {"evaluation": {"fraction": 1e400}}, ""),
+    ("a number too deep for a float", {"evaluation": {"fraction": 1e400}}, "/evaluation/fraction"),
 ]  # fmt: skip
 
 
