@@ -44,6 +44,8 @@ ENVIRONMENT = {
     "OCTRAIN_CONTROLLER_FORCED_LEASE": "5",
     "OCTRAIN_CONTROLLER_RESEND_AFTER": "10",
     "OCTRAIN_SCHEDULER_FAULT_LIMIT": "0",
+    # Of jobs of one priority none gives way.
+    "OCTRAIN_SCHEDULER_PREEMPTION": "pause",
 }
 
 

@@ -21,6 +21,7 @@ from octrain_api.nodes.service import queue_of
 from octrain_api.settings import BrokerSettings
 from tests.chaos.watch import TrainerWatch
 from tests.faults.faulty_nodes import Nodes, exact, stops, succeeds, trainers_of
+from tests.running_service import is_idle
 
 pytestmark = pytest.mark.e2e
 
@@ -123,6 +124,35 @@ def test_pause_frees_the_node_and_resume_goes_on_exactly(nodes: Nodes, watch: Tr
     stops(nodes, job)
 
 
+def test_a_job_gives_way_to_a_higher_priority_and_goes_on_exactly(
+    nodes: Nodes, watch: TrainerWatch
+) -> None:
+    """It saves, its trainer is gone before the other begins, and it pays with no restart."""
+    nodes.only("near")
+    whole_node = {"device": "cpu", "cpu_ranks": 4}
+    jobs = nodes.service.client.jobs
+    lower = jobs.create(nodes.spec("gives-way", steps=100_000) | {"resources": whole_node})
+    nodes.service.step(lower, 25)
+    higher = jobs.create(nodes.spec("goes-first", steps=200) | {"priority": 5})
+    nodes.service.until(lambda: trainers_of(nodes, higher), "the higher one trains")
+    assert trainers_of(nodes, lower) == []
+    assert lower.refresh().status == "queued"
+    assert (lower.data.attempts[0].outcome, lower.data.attempts[0].reason) == (
+        "stopped",
+        "preempted",
+    )
+    succeeds(nodes, higher)
+    reached = lower.refresh().data.progress.step
+    nodes.service.step(lower, reached + 20)
+    assert lower.refresh().data.restarts == 0
+    assert [attempt.number for attempt in lower.data.attempts] == [1, 2]
+    (given,) = [e for e in nodes.service.events(lower.id) if "preempted_by" in (e["data"] or {})]
+    assert given["data"]["preempted_by"] == higher.id
+    (taken,) = [e for e in nodes.service.events(higher.id) if e["kind"] == "preempting"]
+    assert taken["data"]["job_id"] == lower.id
+    stops(nodes, lower)
+
+
 def test_cancel_during_recovery(nodes: Nodes) -> None:
     """The job waits for its restart: nothing runs, so the cancel is the end at once."""
     nodes.only("near")
@@ -152,6 +182,8 @@ def test_a_node_of_many_cancels_takes_the_next_job(nodes: Nodes, watch: TrainerW
         nodes.service.end(job, "cancelled")
         assert trainers_of(nodes, job) == []
     assert nodes.node("near")["cpu_slots_used"] == 0
+    worker = nodes.service.stack.process("worker-near").pid
+    nodes.service.until(lambda: is_idle(worker), "the node's worker has no more to do")
     succeeds(nodes, nodes.submit("after-many", steps=20))
 
 
