@@ -9,6 +9,7 @@ import pytest
 
 from octrain_api.plans.key import plan_key
 from octrain_api.plans.repository import PlanRepository
+from octrain_api.plans.warnings import of_plan
 
 PLAN = {
     "parameters": {"total": 10, "trainable": 10, "embedding": 2},
@@ -171,6 +172,19 @@ async def test_what_was_probably_not_meant_is_a_warning(
     assert code in codes
     plain = PLAN if plan is PLAN else plan
     assert codes.count(code) == 1, plain
+
+
+def test_blocks_that_would_not_be_fused_are_told_with_the_reason() -> None:
+    spec = {"recipe": {"engine": "te"}, "conversion": {"fuse": "auto"}}
+    fusion = {"blocks": 4, "fused": 3, "not_because": {"self_attn.k_proj is kept: skipped": 1}}
+    [warning] = of_plan(spec, PLAN | {"fusion": fusion}, [])
+    assert warning.code == "not_fused"
+    assert warning.message == (
+        "3 of 4 decoder blocks would be fused: self_attn.k_proj is kept: skipped"
+    )
+    assert not list(of_plan(spec, PLAN | {"fusion": fusion | {"fused": 4}}, []))
+    unasked = spec | {"conversion": {"fuse": "none"}}
+    assert not list(of_plan(unasked, PLAN | {"fusion": fusion}, []))
 
 
 async def test_memory_is_held_against_the_gpus_that_fit(worker: Any, user: Any, spec: Any) -> None:

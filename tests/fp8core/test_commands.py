@@ -160,6 +160,7 @@ def test_plan_needs_no_weights_and_prints_tables_or_json(
     shown = capsys.readouterr().out
     assert f"{plan['parameters']['total']:,}" in shown
     assert "it is the output head" in shown
+    assert "would be fused" in shown
 
 
 def test_validate_says_ok_or_every_problem(

@@ -133,7 +133,7 @@ function Plan({ report }: { report: Report }) {
 /** What a node found by building the model without weights; see the training library's `Plan`. */
 function planRows(plan: { [name: string]: Json }): [string, string][] {
   const rows: [string, string][] = [];
-  const { parameters, memory, conversion } = plan;
+  const { parameters, memory, conversion, fusion } = plan;
   if (isObject(parameters)) {
     const { total, trainable } = parameters;
     const some = typeof trainable === 'number' && trainable !== total;
@@ -153,6 +153,11 @@ function planRows(plan: { [name: string]: Json }): [string, string][] {
     for (const [reason, count] of because)
       rows.push(['Kept', `${formatNumber(wire(count))}: ${reason}`]);
   }
+  if (isObject(fusion) && typeof fusion.blocks === 'number' && fusion.blocks > 0)
+    rows.push([
+      'Decoder blocks',
+      `${formatNumber(wire(fusion.fused))} of ${formatNumber(fusion.blocks)} fused`,
+    ]);
   if (isObject(memory)) rows.push(['Memory of one device', formatBytes(wire(memory.total))]);
   if (typeof plan.tokens_per_step === 'number')
     rows.push(['Tokens a step', formatNumber(plan.tokens_per_step)]);
