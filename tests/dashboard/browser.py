@@ -14,6 +14,8 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 AXE = REPOSITORY / "dashboard" / "node_modules" / "axe-core" / "axe.min.js"
 BUILT = REPOSITORY / "dashboard" / "dist" / "index.html"
+# Milliseconds: a bound on liveness, no measure.
+PATIENCE = 60_000
 SIZES = {"wide": (1440, 900), "narrow": (360, 740)}
 
 _FLAGS = [

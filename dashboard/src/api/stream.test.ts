@@ -34,12 +34,16 @@ function look(state: 'visible' | 'hidden') {
   for (const listener of page.listeners) listener();
 }
 
+const FRAME = 16;
+
 beforeEach(() => {
   Source.all = [];
   page.visibilityState = 'visible';
   page.listeners.clear();
   vi.useFakeTimers();
   vi.stubGlobal('EventSource', Source);
+  vi.stubGlobal('requestAnimationFrame', (draw: () => void) => setTimeout(draw, FRAME));
+  vi.stubGlobal('cancelAnimationFrame', (frame: number) => clearTimeout(frame));
   vi.stubGlobal('document', {
     get visibilityState() {
       return page.visibilityState;
@@ -53,12 +57,13 @@ afterEach(() => {
   vi.unstubAllGlobals();
 });
 
-const open = (on: Record<string, (data: unknown) => void> = {}) => {
+const open = (on: Record<string, (data: unknown) => void> = {}, newest: string[] = []) => {
   const live: boolean[] = [];
   const close = openStream({
     path: '/s?include=status',
     after: 7,
     on,
+    newest,
     onLive: (up) => live.push(up),
   });
   return { close, live };
@@ -70,7 +75,46 @@ describe('openStream', () => {
     open({ status: (data) => heard.push(data) });
     expect(Source.all[0]?.url).toBe('/s?include=status&after=7');
     Source.all[0]?.tell('status', { a: 1 }, '8');
+    vi.advanceTimersByTime(FRAME);
     expect(heard).toEqual([{ a: 1 }]);
+  });
+
+  it('tells once a frame, in order, and of what is replaced the newest alone', () => {
+    const heard: unknown[] = [];
+    const hear = (data: unknown) => heard.push(data);
+    open({ status: hear, progress: hear }, ['progress']);
+    for (let step = 1; step <= 100; step += 1) Source.all[0]?.tell('progress', step);
+    Source.all[0]?.tell('status', 'paused');
+    Source.all[0]?.tell('status', 'queued');
+    expect(heard).toEqual([]);
+    vi.advanceTimersByTime(FRAME);
+    expect(heard).toEqual([100, 'paused', 'queued']);
+    Source.all[0]?.tell('progress', 101);
+    vi.advanceTimersByTime(FRAME);
+    expect(heard.at(-1)).toBe(101);
+  });
+
+  it('tells what came last before it ends or gives the connection back', () => {
+    const heard: unknown[] = [];
+    open({ status: (data) => heard.push(data), end: (data) => heard.push(data) });
+    look('hidden');
+    vi.advanceTimersByTime(4999);
+    Source.all[0]?.tell('status', 'running');
+    vi.advanceTimersByTime(1);
+    expect(heard).toEqual(['running']);
+    look('visible');
+    Source.all[1]?.tell('status', 'succeeded');
+    Source.all[1]?.tell('end', 'ended');
+    expect(heard).toEqual(['running', 'succeeded', 'ended']);
+  });
+
+  it('tells nothing to those who have closed it', () => {
+    const heard: unknown[] = [];
+    const { close } = open({ status: (data) => heard.push(data) });
+    Source.all[0]?.tell('status', 'running');
+    close();
+    vi.advanceTimersByTime(60_000);
+    expect(heard).toEqual([]);
   });
 
   it('comes back behind the last id after a refusal, later each time', () => {

@@ -5,8 +5,10 @@ export interface StreamOptions {
   path: string;
   /** The id to begin behind; without it the stream's own beginning. */
   after?: string | number;
-  /** Handlers by the names of the messages. */
+  /** Handlers by the names of the messages. They are called once a frame, for all that came since. */
   on: Record<string, (data: unknown) => void>;
+  /** Names of messages of which, of those in one frame, the newest says all. */
+  newest?: readonly string[];
   /** Told whenever the connection comes or goes. */
   onLive?: (live: boolean) => void;
 }
@@ -24,9 +26,30 @@ export function openStream(options: StreamOptions): () => void {
   let hiding: ReturnType<typeof setTimeout> | undefined;
   let pause = FIRST_PAUSE;
   let closed = false;
+  let waiting: { name: string; data: string }[] = [];
+  let frame: number | undefined;
+  const newest = new Set(options.newest);
+
+  // A burst of messages is one change of the page, not hundreds.
+  function hear(name: string, data: string): void {
+    if (newest.has(name)) waiting = waiting.filter((other) => other.name !== name);
+    waiting.push({ name, data });
+    frame ??= requestAnimationFrame(tell);
+  }
+
+  function tell(): void {
+    if (frame !== undefined) cancelAnimationFrame(frame);
+    frame = undefined;
+    const told = waiting;
+    waiting = [];
+    for (const { name, data } of told) {
+      if (!closed) options.on[name]?.(JSON.parse(data));
+    }
+  }
 
   function close(): void {
     closed = true;
+    if (frame !== undefined) cancelAnimationFrame(frame);
     clearTimeout(timer);
     clearTimeout(hiding);
     document.removeEventListener('visibilitychange', onVisibility);
@@ -54,8 +77,11 @@ export function openStream(options: StreamOptions): () => void {
       current.addEventListener(name, (event) => {
         const message = event as MessageEvent<string>;
         if (message.lastEventId) last = message.lastEventId;
-        options.on[name]?.(JSON.parse(message.data));
-        if (name === 'end') close();
+        if (options.on[name]) hear(name, message.data);
+        if (name === 'end') {
+          tell();
+          close();
+        }
       });
     }
   }
@@ -66,6 +92,8 @@ export function openStream(options: StreamOptions): () => void {
       hiding = setTimeout(() => {
         clearTimeout(timer);
         source?.close();
+        // Frames are not drawn now; what came last is told all the same.
+        tell();
         source = null;
         options.onLive?.(false);
       }, HIDDEN_PAUSE);

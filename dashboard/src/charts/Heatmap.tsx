@@ -1,13 +1,8 @@
-import { HeatmapChart } from 'echarts/charts';
-import { GridComponent, MarkPointComponent, VisualMapComponent } from 'echarts/components';
-import { type EChartsType, init, use } from 'echarts/core';
-import { CanvasRenderer } from 'echarts/renderers';
-import { useEffect, useRef } from 'react';
+import { type PointerEvent, useEffect, useMemo, useRef, useState } from 'react';
 import { useShownTheme } from '~/app/theme';
 import { formatCompact } from '~/format/numbers';
 import type { Heat } from '~/pages/job/health';
-
-use([HeatmapChart, GridComponent, VisualMapComponent, MarkPointComponent, CanvasRenderer]);
+import { bytesOf, columnOf, labelEvery, pixelsOf } from './heatPicture';
 
 // From cold to hot, told apart by lightness too (after the map "viridis").
 const RAMP = ['#440154', '#3b528b', '#21918c', '#5ec962', '#fde725'];
@@ -16,10 +11,23 @@ const SHARES = {
   light: ['#eef2f6', '#fbd38d', '#ea7a2d', '#b42318', '#5c0f0a'],
   dark: ['#1e2731', '#6b4a14', '#c2601c', '#f0604f', '#ffd0c9'],
 };
+const FONT_SIZE = 11;
+const TOP = 4;
+const BOTTOM = 22;
 
 export interface Spot {
   layer: string;
   step: number;
+}
+
+interface Cell extends Spot {
+  value: number | null;
+}
+
+interface Place {
+  left: number;
+  width: number;
+  height: number;
 }
 
 /** Layers down, steps across. Cells that were not finite stand out in the colour of errors. */
@@ -29,129 +37,148 @@ export default function Heatmap(props: {
   label: string;
   spot: Spot | null;
   format: (value: number) => string;
-  onHover: (cell: { layer: string; step: number; value: number | null } | null) => void;
+  onHover: (cell: Cell | null) => void;
   onPick: (spot: Spot) => void;
 }) {
-  const place = useRef<HTMLDivElement>(null);
-  const chart = useRef<EChartsType | null>(null);
+  const { heat, log, spot, format } = props;
+  const frame = useRef<HTMLDivElement>(null);
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const place = useRef<Place>({ left: 0, width: 1, height: 1 });
+  const hovered = useRef<Cell | null>(null);
+  const [width, setWidth] = useState(0);
   const theme = useShownTheme();
-  const now = useRef(props);
-  now.current = props;
-  const { heat, log, spot } = props;
-  const height = Math.min(1400, Math.max(160, heat.layers.length * 18)) + 70;
+  const ramp = log ? RAMP : SHARES[theme];
+  const height = Math.min(1400, Math.max(160, heat.layers.length * 18)) + TOP + BOTTOM;
+  const values = useMemo(
+    () => new Map(heat.cells.map(([column, row, , value]) => [`${column} ${row}`, value])),
+    [heat],
+  );
 
   useEffect(() => {
-    const element = place.current;
+    const element = frame.current;
     if (!element) return;
-    const made = init(element, undefined, { renderer: 'canvas' });
-    chart.current = made;
-    const cellOf = (event: { data?: unknown }) => {
-      const [x, y, , value] = event.data as [number, number, number, number | undefined];
-      const { layers, steps } = now.current.heat;
-      return { layer: layers[y] ?? '', step: steps[x] ?? 0, value: value ?? null };
-    };
-    made.on('mouseover', { seriesType: 'heatmap' }, (event) => now.current.onHover(cellOf(event)));
-    made.on('globalout', () => now.current.onHover(null));
-    made.on('click', { seriesType: 'heatmap' }, (event) => now.current.onPick(cellOf(event)));
-    const watcher = new ResizeObserver(() => made.resize());
+    const watcher = new ResizeObserver(() => setWidth(element.clientWidth));
     watcher.observe(element);
-    return () => {
-      watcher.disconnect();
-      // A picture that is still being drawn in slices must not go on after its end.
-      made.clear();
-      made.getZr().refreshImmediately();
-      made.dispose();
-      chart.current = null;
-    };
+    return () => watcher.disconnect();
   }, []);
 
   useEffect(() => {
-    const element = place.current;
-    if (!element || !chart.current) return;
-    const style = getComputedStyle(element);
-    const colour = (name: string) => style.getPropertyValue(name).trim();
-    const text = colour('--chart-axis');
-    const narrow = element.clientWidth < 640;
-    const row = spot ? heat.layers.indexOf(spot.layer) : -1;
-    const column = spot ? columnOf(heat, spot.step) : -1;
-    const short = (name: string) => (narrow && name.length > 16 ? `…${name.slice(-15)}` : name);
-    chart.current.setOption(
-      {
-        animation: false,
-        textStyle: { fontFamily: colour('--font') },
-        grid: { left: 8, right: 8, top: 8, bottom: 58, containLabel: true },
-        xAxis: {
-          type: 'category',
-          data: heat.steps,
-          axisLabel: { color: text, formatter: (step: string) => formatCompact(Number(step)) },
-          axisTick: { show: false },
-          axisLine: { lineStyle: { color: colour('--line') } },
-        },
-        yAxis: {
-          type: 'category',
-          inverse: true,
-          data: heat.layers,
-          axisLabel: { color: text, fontSize: 11, formatter: short },
-          axisTick: { show: false },
-          axisLine: { show: false },
-        },
-        visualMap: [
-          {
-            seriesIndex: 0,
-            dimension: 2,
-            min: heat.low,
-            max: heat.high,
-            calculable: !narrow,
-            orient: 'horizontal',
-            left: 'center',
-            bottom: 2,
-            itemHeight: 160,
-            itemWidth: 12,
-            textStyle: { color: text },
-            formatter: (value: number) => now.current.format(log ? 2 ** value : value),
-            inRange: { color: log ? RAMP : SHARES[theme] },
-          },
-          {
-            seriesIndex: 1,
-            dimension: 2,
-            show: false,
-            min: 0,
-            max: 1,
-            inRange: { color: [colour('--bad'), colour('--bad')] },
-          },
-        ],
-        series: [
-          {
-            type: 'heatmap',
-            data: heat.cells,
-            progressive: 4000,
-            emphasis: { itemStyle: { borderColor: colour('--text'), borderWidth: 1 } },
-            markPoint: {
-              silent: true,
-              symbol: 'rect',
-              symbolSize: [14, 14],
-              itemStyle: { color: 'transparent', borderColor: colour('--bad'), borderWidth: 3 },
-              label: { show: false },
-              data: row >= 0 && column >= 0 ? [{ coord: [column, row] }] : [],
-            },
-          },
-          { type: 'heatmap', data: heat.notFinite.map(([x, y]) => [x, y, 1]) },
-        ],
-      },
-      { notMerge: true },
-    );
-  }, [heat, log, theme, spot]);
+    if (canvas.current && width > 0) {
+      place.current = draw(canvas.current, width, height, heat, ramp, spot);
+    }
+  }, [heat, ramp, spot, width, height]);
+
+  function cellAt(event: PointerEvent): Cell | null {
+    const { left, width: wide, height: high } = place.current;
+    const box = event.currentTarget.getBoundingClientRect();
+    const column = Math.floor(((event.clientX - box.left - left) / wide) * heat.steps.length);
+    const row = Math.floor(((event.clientY - box.top - TOP) / high) * heat.layers.length);
+    const [step, layer] = [heat.steps[column], heat.layers[row]];
+    if (step === undefined || layer === undefined) return null;
+    const value = values.get(`${column} ${row}`);
+    if (value === undefined && !heat.notFinite.some(([x, y]) => x === column && y === row))
+      return null;
+    return { layer, step, value: value ?? null };
+  }
+
+  function hover(cell: Cell | null) {
+    const before = hovered.current;
+    if (before?.layer === cell?.layer && before?.step === cell?.step) return;
+    hovered.current = cell;
+    props.onHover(cell);
+  }
 
   return (
-    <div ref={place} className="heatmap" style={{ height }} role="img" aria-label={props.label} />
+    <div ref={frame} className="heatmap">
+      <canvas
+        ref={canvas}
+        role="img"
+        aria-label={props.label}
+        onPointerMove={(event) => hover(cellAt(event))}
+        onPointerLeave={() => hover(null)}
+        onPointerDown={(event) => {
+          const cell = cellAt(event);
+          if (cell) props.onPick(cell);
+        }}
+      />
+      <div className="heat-key" aria-hidden="true">
+        {format(log ? 2 ** heat.low : heat.low)}
+        <span style={{ background: `linear-gradient(to right, ${ramp.join(', ')})` }} />
+        {format(log ? 2 ** heat.high : heat.high)}
+      </div>
+    </div>
   );
 }
 
-/** The column that holds a step; the last one before it where it is between two. */
-function columnOf(heat: Heat, step: number): number {
-  let found = -1;
-  heat.steps.forEach((first, index) => {
-    if (first <= step) found = index;
+/** Draws the picture with its axes; answers where its cells are, in pixels of the page. */
+function draw(
+  canvas: HTMLCanvasElement,
+  width: number,
+  height: number,
+  heat: Heat,
+  ramp: readonly string[],
+  spot: Spot | null,
+): Place {
+  const ratio = devicePixelRatio;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext('2d');
+  if (!context) return { left: 0, width: 1, height: 1 };
+  const style = getComputedStyle(canvas);
+  const colour = (name: string) => style.getPropertyValue(name).trim();
+  context.scale(ratio, ratio);
+  context.font = `${FONT_SIZE}px ${colour('--font') || 'sans-serif'}`;
+  context.fillStyle = colour('--chart-axis');
+  context.textBaseline = 'middle';
+
+  const short = (name: string) => (width < 640 && name.length > 16 ? `…${name.slice(-15)}` : name);
+  const names = heat.layers.map(short);
+  const longest = Math.max(...names.map((name) => context.measureText(name).width));
+  const place = {
+    left: Math.min(width / 2, Math.ceil(longest) + 8),
+    width: 0,
+    height: height - TOP - BOTTOM,
+  };
+  place.width = Math.max(1, width - place.left - 1);
+  const cell = { width: place.width / heat.steps.length, height: place.height / names.length };
+
+  context.textAlign = 'right';
+  const everyRow = labelEvery(names.length, place.height, FONT_SIZE + 3);
+  names.forEach((name, row) => {
+    if (row % everyRow === 0)
+      context.fillText(name, place.left - 6, TOP + (row + 0.5) * cell.height);
   });
-  return found;
+  context.textAlign = 'center';
+  const everyColumn = labelEvery(heat.steps.length, place.width, 56);
+  heat.steps.forEach((step, column) => {
+    // The last one would be cut off by the edge.
+    const at = place.left + (column + 0.5) * cell.width;
+    if (column % everyColumn === 0 && at < width - 16)
+      context.fillText(formatCompact(step), at, height - BOTTOM / 2);
+  });
+
+  const small = document.createElement('canvas');
+  small.width = heat.steps.length;
+  small.height = heat.layers.length;
+  const pixels = pixelsOf(heat, ramp.map(bytesOf), bytesOf(colour('--bad')));
+  small.getContext('2d')?.putImageData(new ImageData(pixels, small.width), 0, 0);
+  context.imageSmoothingEnabled = false;
+  context.drawImage(small, place.left, TOP, place.width, place.height);
+
+  const row = spot ? heat.layers.indexOf(spot.layer) : -1;
+  const column = spot ? columnOf(heat.steps, spot.step) : -1;
+  if (row >= 0 && column >= 0) {
+    context.strokeStyle = colour('--bad');
+    context.lineWidth = 3;
+    const side = 14;
+    context.strokeRect(
+      place.left + (column + 0.5) * cell.width - side / 2,
+      TOP + (row + 0.5) * cell.height - side / 2,
+      side,
+      side,
+    );
+  }
+  return place;
 }

@@ -93,10 +93,22 @@ export function xOf(curve: Curve, axis: XAxis): Value[] {
   return axis === 'step' ? curve.step : axis === 'time' ? curve.time : curve.tokens;
 }
 
+function isRising(values: readonly Value[]): values is readonly number[] {
+  let before = Number.NEGATIVE_INFINITY;
+  for (const value of values) {
+    if (value === null || value <= before) return false;
+    before = value;
+  }
+  return true;
+}
+
 /** Columns of several curves over one rising axis: null where a curve has no point. */
 export function align(
   parts: readonly { x: readonly Value[]; columns: readonly (readonly Value[])[] }[],
-): { x: number[]; columns: Value[][] } {
+): { x: readonly number[]; columns: (readonly Value[])[] } {
+  const [only] = parts;
+  if (parts.length === 1 && only && isRising(only.x))
+    return { x: only.x, columns: [...only.columns] };
   const places = new Set<number>();
   for (const { x } of parts) for (const value of x) if (value !== null) places.add(value);
   const axis = [...places].sort((one, other) => one - other);

@@ -1,6 +1,7 @@
 import { type ReactNode, useEffect, useId, useRef } from 'react';
+import { ErrorState } from './states';
 
-/** A modal window: the browser's own dialog, so focus and Escape are its affair. */
+/** A modal window: the browser's own dialog. What had the focus before has it again afterwards. */
 export function Dialog(props: {
   title: string;
   onClose: () => void;
@@ -12,8 +13,13 @@ export function Dialog(props: {
   const title = useId();
   useEffect(() => {
     const dialog = element.current;
+    const before = document.activeElement;
     if (dialog && !dialog.open) dialog.showModal();
-    return () => dialog?.close();
+    return () => {
+      dialog?.close();
+      // The browser gives the focus back only while the dialog is still there.
+      if (before instanceof HTMLElement && before.isConnected) before.focus();
+    };
   }, []);
   return (
     <dialog
@@ -34,14 +40,19 @@ export function Dialog(props: {
   );
 }
 
-/** Asks before something that cannot be undone. */
-export function ConfirmDialog(props: {
+/** A dialog that is filled in and sent, or left. */
+export function FormDialog(props: {
   title: string;
-  children: ReactNode;
-  confirm: string;
-  busy?: boolean;
-  onConfirm: () => void;
+  submit: string;
+  disabled: boolean;
+  onSubmit: () => void;
   onClose: () => void;
+  error?: unknown;
+  /** Whether it cannot be undone. */
+  danger?: boolean;
+  /** Between leaving and sending: another way to send. */
+  more?: ReactNode;
+  children: ReactNode;
 }) {
   return (
     <Dialog
@@ -52,18 +63,43 @@ export function ConfirmDialog(props: {
           <button type="button" className="button" onClick={props.onClose}>
             Back
           </button>
+          {props.more}
           <button
             type="button"
-            className="button danger"
-            disabled={props.busy}
-            onClick={props.onConfirm}
+            className={props.danger ? 'button danger' : 'button primary'}
+            disabled={props.disabled}
+            onClick={props.onSubmit}
           >
-            {props.confirm}
+            {props.submit}
           </button>
         </>
       }
     >
       {props.children}
+      {props.error != null && <ErrorState error={props.error} />}
     </Dialog>
+  );
+}
+
+/** Asks before something that cannot be undone. */
+export function ConfirmDialog(props: {
+  title: string;
+  children: ReactNode;
+  confirm: string;
+  busy?: boolean;
+  onConfirm: () => void;
+  onClose: () => void;
+}) {
+  return (
+    <FormDialog
+      title={props.title}
+      submit={props.confirm}
+      danger
+      disabled={props.busy ?? false}
+      onSubmit={props.onConfirm}
+      onClose={props.onClose}
+    >
+      {props.children}
+    </FormDialog>
   );
 }

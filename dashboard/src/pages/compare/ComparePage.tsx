@@ -1,19 +1,17 @@
 import { keepPreviousData, useQueries, useQuery } from '@tanstack/react-query';
 import { Link, useNavigate, useSearch } from '@tanstack/react-router';
-import { useMemo, useState } from 'react';
+import { useMemo } from 'react';
 import type { Schemas } from '~/api/client';
-import { Chart, type Line } from '~/charts/Chart';
-import { type Curve, curveOf, median, spanOf, stepsOf, type XAxis } from '~/charts/curves';
-import { Card, Page, Wide } from '~/components/Page';
-import { StatusBadge } from '~/components/StatusBadge';
+import { ChartControls, ChartGrid } from '~/charts/ChartGrid';
+import { type Curve, curveOf } from '~/charts/curves';
+import type { Line } from '~/charts/lines';
+import { useChartView } from '~/charts/useChartView';
+import { Page } from '~/components/Page';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
-import { formatBytes, formatCompact, formatNumber } from '~/format/numbers';
-import { formatDuration, secondsSince } from '~/format/times';
-import { Controls } from '~/pages/job/ChartsTab';
-import type { Json } from '~/pages/job/specDefaults';
+import { formatBytes, formatCompact } from '~/format/numbers';
 import { type Job, jobPath, readJson } from '~/pages/job/useJob';
+import { Differences, Figures } from './ComparedTables';
 import { JobPicker } from './JobPicker';
-import { differences } from './specDiff';
 
 const MOST = 20;
 const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => `--series-${number}`);
@@ -105,12 +103,8 @@ export default function ComparePage() {
 }
 
 function Comparison({ jobs, ids }: { jobs: Job[]; ids: readonly string[] }) {
-  const [axis, setAxis] = useState<XAxis>('step');
-  const [log, setLog] = useState(false);
-  const [smoothing, setSmoothing] = useState(0);
-  const [zoom, setZoom] = useState<{ span: [number, number]; steps: [number, number] } | null>(
-    null,
-  );
+  const view = useChartView();
+  const { axis, zoom } = view;
   const running = jobs.some((job) => !job.is_final);
   const whole = useJobCurves(jobs, null, running);
   const fine = useJobCurves(zoom ? jobs : [], zoom?.steps ?? null, running);
@@ -138,49 +132,9 @@ function Comparison({ jobs, ids }: { jobs: Job[]; ids: readonly string[] }) {
     [series, jobs, ids, axis],
   );
 
-  const all = useMemo(
-    () =>
-      spanOf(
-        panels.flatMap(({ lines }) => lines.map(({ curve }) => curve)),
-        axis,
-      ),
-    [panels, axis],
-  );
-
-  function select(span: [number, number] | null) {
-    if (span === null) {
-      setZoom(null);
-      return;
-    }
-    const covered = (panels[0]?.lines ?? []).flatMap(({ curve }) => {
-      const steps = stepsOf(curve, axis, span[0], span[1]);
-      return steps ? [steps] : [];
-    });
-    if (covered.length === 0) return;
-    const first = Math.min(...covered.map(([step]) => step));
-    const last = Math.max(...covered.map(([, step]) => step));
-    setZoom({ span, steps: [first, last] });
-  }
-
   return (
     <>
-      <Controls
-        axis={axis}
-        setAxis={(next) => {
-          setAxis(next);
-          setZoom(null);
-        }}
-        log={log}
-        setLog={setLog}
-        smoothing={smoothing}
-        setSmoothing={setSmoothing}
-      >
-        {zoom && (
-          <button type="button" className="button small" onClick={() => setZoom(null)}>
-            Show all steps
-          </button>
-        )}
-      </Controls>
+      <ChartControls view={view} />
       {whole.isPending ? (
         <Loading label="Reading the curves" />
       ) : whole.isError && !whole.data ? (
@@ -188,23 +142,13 @@ function Comparison({ jobs, ids }: { jobs: Job[]; ids: readonly string[] }) {
       ) : panels.length === 0 ? (
         <EmptyState title="None of these jobs has metrics yet" />
       ) : (
-        <div className="charts">
-          {panels.map((panel) => (
-            <Chart
-              key={panel.title}
-              title={panel.title}
-              lines={panel.lines}
-              axis={axis}
-              elapsed={axis === 'time'}
-              log={log && (panel.log ?? false)}
-              smoothing={smoothing}
-              span={zoom?.span ?? all}
-              onSpan={select}
-              format={panel.format ?? formatNumber}
-              syncKey="compare"
-            />
-          ))}
-        </div>
+        <ChartGrid
+          view={view}
+          panels={panels}
+          zoomBy="all lines"
+          elapsed={axis === 'time'}
+          syncKey="compare"
+        />
       )}
       <Figures jobs={jobs} series={whole.data?.series ?? []} />
       <Differences jobs={jobs} />
@@ -244,115 +188,4 @@ function useJobCurves(
     placeholderData: keepPreviousData,
     refetchInterval: running ? 5000 : false,
   });
-}
-
-function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schemas['Series'][] }) {
-  return (
-    <Card title="Figures">
-      <Wide label="Figures of the jobs">
-        <table className="table">
-          <thead>
-            <tr>
-              <th scope="col">Job</th>
-              <th scope="col">Status</th>
-              <th scope="col" className="number">
-                Steps
-              </th>
-              <th scope="col" className="number">
-                Loss
-              </th>
-              <th scope="col" className="number">
-                Evaluation loss
-              </th>
-              <th scope="col" className="number">
-                Tokens/s, median
-              </th>
-              <th scope="col" className="number">
-                Peak memory
-              </th>
-              <th scope="col" className="number">
-                Time
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {jobs.map((job) => {
-              const memory = (curveOf(series, 'memory/peak_bytes', job.id)?.max ?? []).filter(
-                (value) => value !== null,
-              );
-              const end = job.ended_at ? Date.parse(job.ended_at) : Date.now();
-              return (
-                <tr key={job.id}>
-                  <td className="nowrap">{job.name ?? job.id}</td>
-                  <td>
-                    <StatusBadge status={job.status} reason={job.reason} detail={job.detail} />
-                  </td>
-                  <td className="number">{job.progress.step.toLocaleString('en-US')}</td>
-                  <td className="number">{formatNumber(job.latest_metrics['train/loss'])}</td>
-                  <td className="number">{formatNumber(job.latest_metrics['eval/loss'])}</td>
-                  <td className="number">
-                    {formatCompact(
-                      median(curveOf(series, 'perf/tokens_per_second', job.id)?.mean ?? []),
-                    )}
-                  </td>
-                  <td className="number">
-                    {memory.length > 0 ? formatBytes(Math.max(...memory)) : '–'}
-                  </td>
-                  <td className="number">{formatDuration(secondsSince(job.started_at, end))}</td>
-                </tr>
-              );
-            })}
-          </tbody>
-        </table>
-      </Wide>
-    </Card>
-  );
-}
-
-function Differences({ jobs }: { jobs: Job[] }) {
-  const rows = useMemo(
-    () => differences(jobs.map((job) => job.spec as { [name: string]: Json })),
-    [jobs],
-  );
-  if (jobs.length < 2) return null;
-  return (
-    <Card title="Differences of recipe and spec">
-      {rows.length === 0 ? (
-        <p className="muted">The specs of these jobs are the same, but for names and labels.</p>
-      ) : (
-        <Wide label="Differences of the specs">
-          <table className="table">
-            <thead>
-              <tr>
-                <th scope="col">Field</th>
-                {jobs.map((job) => (
-                  <th key={job.id} scope="col">
-                    {job.name ?? job.id}
-                  </th>
-                ))}
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map(({ path, values }) => (
-                <tr key={path}>
-                  <td>
-                    <code>{path}</code>
-                  </td>
-                  {values.map((value, index) => (
-                    <td key={jobs[index]?.id ?? index}>
-                      {value === undefined ? (
-                        <span className="muted">–</span>
-                      ) : (
-                        <code>{JSON.stringify(value)}</code>
-                      )}
-                    </td>
-                  ))}
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </Wide>
-      )}
-    </Card>
-  );
 }

@@ -1,15 +1,20 @@
-import { lazy, Suspense, useMemo, useState } from 'react';
+import { lazy, Suspense, useCallback, useMemo, useState } from 'react';
+import type { Schemas } from '~/api/client';
 import { ApiError } from '~/api/problem';
 import type { Spot } from '~/charts/Heatmap';
 import { Card } from '~/components/Page';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { formatNumber, formatPercent } from '~/format/numbers';
-import { alarmsOf, FIGURES, type Figure, heatOf, TENSORS, type Tensor } from './health';
+import { AlarmList } from './AlarmList';
+import { type Alarm, alarmsOf, FIGURES, type Figure, heatOf, TENSORS, type Tensor } from './health';
 import { LayerTable } from './LayerTable';
 import { PrecisionCard } from './PrecisionCard';
 import { ReferenceCard } from './ReferenceCard';
 import { type Job, useConversion, useCurves, useEvents } from './useJob';
 
+// The figure that shows what an alarm is about.
+const FIGURE_OF: Record<string, Figure> = { saturation: 'saturated', infinite_amax: 'amax' };
+const NO_ROWS: Schemas['ConversionReport']['rows'] = [];
 const Heatmap = lazy(() => import('~/charts/Heatmap'));
 
 /** Whether FP8 helps or harms: by layer and step, in figures, and against a reference. */
@@ -20,8 +25,14 @@ export default function HealthTab({ job }: { job: Job }) {
   const conversion = useConversion(job.id, job.attempt > 0);
   const events = useEvents(job.id, ['fp8_alarm'], 500);
   const alarms = useMemo(() => alarmsOf(events.data?.items ?? []), [events.data]);
-  const rows = conversion.data?.rows ?? [];
+  const rows = conversion.data?.rows ?? NO_ROWS;
   const order = useMemo(() => rows.map((row) => String(row.name)), [rows]);
+
+  const showAlarm = useCallback((alarm: Alarm) => {
+    setSpot({ layer: alarm.layer, step: alarm.step });
+    if (alarm.tensor in TENSORS) setTensor(alarm.tensor as Tensor);
+    setFigure(FIGURE_OF[alarm.what] ?? 'scale');
+  }, []);
 
   if (job.attempt === 0) {
     return (
@@ -34,37 +45,7 @@ export default function HealthTab({ job }: { job: Job }) {
     <>
       <ReferenceCard job={job} />
       <Card title={`Alarms (${alarms.length}${alarms.length === 500 ? '+' : ''})`}>
-        {alarms.length === 0 ? (
-          <p className="muted">
-            No scale was frozen, no amax infinite and no tensor cut off beyond 1 %.
-          </p>
-        ) : (
-          <ul className="alarms">
-            {alarms.map((alarm) => (
-              <li key={alarm.seq}>
-                <button
-                  type="button"
-                  className="button quiet small"
-                  title="Show it in the heatmap and the table"
-                  onClick={() => {
-                    setSpot({ layer: alarm.layer, step: alarm.step });
-                    if (alarm.tensor in TENSORS) setTensor(alarm.tensor as Tensor);
-                    setFigure(
-                      alarm.what === 'saturation'
-                        ? 'saturated'
-                        : alarm.what === 'infinite_amax'
-                          ? 'amax'
-                          : 'scale',
-                    );
-                  }}
-                >
-                  step {alarm.step.toLocaleString('en-US')}
-                </button>
-                <span>{alarm.message.replace(/^step \d+: /, '')}</span>
-              </li>
-            ))}
-          </ul>
-        )}
+        <AlarmList alarms={alarms} onPick={showAlarm} />
       </Card>
       <HeatCard
         job={job}

@@ -1,5 +1,5 @@
 import { useNavigate, useParams, useSearch } from '@tanstack/react-router';
-import { lazy, Suspense } from 'react';
+import { type ComponentType, lazy, Suspense, useEffect } from 'react';
 import { Ago } from '~/components/Ago';
 import { Page, Tile } from '~/components/Page';
 import { ProgressBar } from '~/components/Progress';
@@ -10,27 +10,32 @@ import { formatDuration, secondsSince } from '~/format/times';
 import { JobActions } from './JobActions';
 import { type Job, useJob } from './useJob';
 
-const Charts = lazy(() => import('./ChartsTab'));
-const Health = lazy(() => import('./HealthTab'));
-const Logs = lazy(() => import('./LogsTab'));
-const Files = lazy(() => import('./FilesTab'));
-const SpecView = lazy(() => import('./SpecTab'));
-const Timeline = lazy(() => import('./TimelineTab'));
+interface Tab {
+  label: string;
+  load: () => Promise<{ default: ComponentType<{ job: Job }> }>;
+}
 
-const TABS = [
-  ['charts', 'Charts'],
-  ['fp8', 'FP8 health'],
-  ['timeline', 'Timeline'],
-  ['logs', 'Logs'],
-  ['files', 'Files'],
-  ['spec', 'Spec'],
-] as const;
+const TABS: Record<string, Tab> = {
+  charts: { label: 'Charts', load: () => import('./ChartsTab') },
+  fp8: { label: 'FP8 health', load: () => import('./HealthTab') },
+  timeline: { label: 'Timeline', load: () => import('./TimelineTab') },
+  logs: { label: 'Logs', load: () => import('./LogsTab') },
+  files: { label: 'Files', load: () => import('./FilesTab') },
+  spec: { label: 'Spec', load: () => import('./SpecTab') },
+};
+const IDS = Object.keys(TABS);
+const VIEWS = Object.fromEntries(
+  Object.entries(TABS).map(([id, { load }]) => [id, lazy(load)] as const),
+);
 
 export default function JobPage() {
   const { jobId } = useParams({ strict: false }) as { jobId: string };
   const { tab = 'charts' } = useSearch({ strict: false }) as { tab?: string };
   const navigate = useNavigate();
   const query = useJob(jobId);
+  const View = VIEWS[tab];
+  // The view's code is on its way while the job is read.
+  useEffect(() => void TABS[tab]?.load(), [tab]);
   const job = query.data;
   if (!job) {
     return query.isError ? (
@@ -41,7 +46,10 @@ export default function JobPage() {
   }
   const name = job.name ?? job.id;
   const show = (next: string) =>
-    void navigate({ to: '.', search: next === 'charts' ? {} : { tab: next } });
+    void navigate({
+      to: '.',
+      search: (old) => ({ ...old, tab: next === 'charts' ? undefined : next }),
+    });
   return (
     <Page
       title={name}
@@ -63,7 +71,7 @@ export default function JobPage() {
       <Situation job={job} />
       <Tiles job={job} />
       <div className="tabs" role="tablist" aria-label="Views of the job">
-        {TABS.map(([id, label]) => (
+        {Object.entries(TABS).map(([id, { label }]) => (
           <button
             key={id}
             type="button"
@@ -76,8 +84,7 @@ export default function JobPage() {
             onKeyDown={(event) => {
               const by = event.key === 'ArrowRight' ? 1 : event.key === 'ArrowLeft' ? -1 : 0;
               if (by === 0) return;
-              const index = TABS.findIndex(([each]) => each === id) + by;
-              const next = TABS[(index + TABS.length) % TABS.length]?.[0] ?? id;
+              const next = IDS[(IDS.indexOf(id) + by + IDS.length) % IDS.length] ?? id;
               show(next);
               document.getElementById(`tab-${next}`)?.focus();
             }}
@@ -87,14 +94,7 @@ export default function JobPage() {
         ))}
       </div>
       <div id="tab-panel" role="tabpanel" aria-labelledby={`tab-${tab}`} className="stack">
-        <Suspense fallback={<Loading />}>
-          {tab === 'charts' && <Charts job={job} />}
-          {tab === 'fp8' && <Health job={job} />}
-          {tab === 'timeline' && <Timeline job={job} />}
-          {tab === 'logs' && <Logs job={job} />}
-          {tab === 'files' && <Files job={job} />}
-          {tab === 'spec' && <SpecView job={job} />}
-        </Suspense>
+        <Suspense fallback={<Loading />}>{View && <View job={job} />}</Suspense>
       </div>
     </Page>
   );

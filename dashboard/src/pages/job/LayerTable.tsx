@@ -1,4 +1,4 @@
-import { useMemo, useState } from 'react';
+import { memo, useMemo, useState } from 'react';
 import type { Spot } from '~/charts/Heatmap';
 import { type ColumnDef, Table } from '~/components/Table';
 import { formatPercent } from '~/format/numbers';
@@ -20,7 +20,7 @@ interface LayerRow {
 const HEALTH = ['fp8/*/saturated', 'fp8/*/underflow'];
 
 /** Every linear and norm layer: what became of it, why, and its worst figures over all steps. */
-export function LayerTable(props: {
+export const LayerTable = memo(function LayerTable(props: {
   job: Job;
   rows: readonly { [name: string]: unknown }[];
   alarms: readonly Alarm[];
@@ -160,7 +160,7 @@ export function LayerTable(props: {
       </div>
     </>
   );
-}
+});
 
 /** The recipe of converted layers in a few words. */
 export function recipeOf(spec: { [name: string]: unknown }): string {

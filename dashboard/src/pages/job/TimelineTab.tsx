@@ -1,4 +1,5 @@
-import { useState } from 'react';
+import { memo, useState } from 'react';
+import type { Schemas } from '~/api/client';
 import { Card, Wide } from '~/components/Page';
 import { words } from '~/components/StatusBadge';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
@@ -75,16 +76,7 @@ export default function TimelineTab({ job }: { job: Job }) {
         ) : (
           <ol className="timeline">
             {found.map((event) => (
-              <li key={event.seq}>
-                <time dateTime={event.time}>{formatTime(event.time)}</time>
-                <span className={`badge ${TONES[event.kind] ?? 'idle'}`}>{words(event.kind)}</span>
-                <span className="timeline-text">
-                  {event.message}
-                  <span className="muted">
-                    {event.attempt === null ? '' : ` · attempt ${event.attempt}`} · {event.actor}
-                  </span>
-                </span>
-              </li>
+              <EventRow key={event.seq} event={event} />
             ))}
           </ol>
         )}
@@ -101,6 +93,25 @@ export default function TimelineTab({ job }: { job: Job }) {
     </>
   );
 }
+
+/** Events do not change: one of the same number is the same. */
+const EventRow = memo(
+  function EventRow({ event }: { event: Schemas['EventObject'] }) {
+    return (
+      <li>
+        <time dateTime={event.time}>{formatTime(event.time)}</time>
+        <span className={`badge ${TONES[event.kind] ?? 'idle'}`}>{words(event.kind)}</span>
+        <span className="timeline-text">
+          {event.message}
+          <span className="muted">
+            {event.attempt === null ? '' : ` · attempt ${event.attempt}`} · {event.actor}
+          </span>
+        </span>
+      </li>
+    );
+  },
+  (one, other) => one.event.seq === other.event.seq,
+);
 
 function Attempts({ job }: { job: Job }) {
   if (job.attempts.length === 0) return null;

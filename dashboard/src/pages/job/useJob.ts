@@ -10,8 +10,25 @@ async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
 }
 
 const base = (id: string) => `/v1/jobs/${encodeURIComponent(id)}`;
-// How long curves may lag behind: each time all that are shown are read in one request.
+// How long they may lag behind: each time all that are shown are read in one request.
 const CURVES_MS = 3000;
+const EVENTS_MS = 1500;
+// Nobody reads a number that changes more often than this.
+const PROGRESS_MS = 200;
+
+/** Does it a while after it was first asked for, however often that is meanwhile. */
+function atMostEvery(pause: number, work: () => void) {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  return {
+    soon: () => {
+      timer ??= setTimeout(() => {
+        timer = undefined;
+        work();
+      }, pause);
+    },
+    stop: () => clearTimeout(timer),
+  };
+}
 
 /** The job, kept up to date by its stream; `live` tells whether that is open. */
 export function useJob(id: string) {
@@ -26,39 +43,41 @@ export function useJob(id: string) {
   const known = query.data !== undefined;
   useEffect(() => {
     if (!known || final) return;
-    let object: ReturnType<typeof setTimeout> | undefined;
-    let curves: ReturnType<typeof setTimeout> | undefined;
-    const readObject = () => {
-      object ??= setTimeout(() => {
-        object = undefined;
-        void queries.invalidateQueries({ queryKey: ['job', id, 'object'] });
-        void queries.invalidateQueries({ queryKey: ['job', id, 'events'] });
-      }, 400);
+    const read = (...parts: string[]) => {
+      for (const part of parts) void queries.invalidateQueries({ queryKey: ['job', id, part] });
     };
-    const readCurves = () => {
-      curves ??= setTimeout(() => {
-        curves = undefined;
-        if (document.visibilityState !== 'visible') return;
-        void queries.invalidateQueries({ queryKey: ['job', id, 'object'] });
-        void queries.invalidateQueries({ queryKey: ['job', id, 'curves'] });
-      }, CURVES_MS);
-    };
+    const readObject = atMostEvery(400, () => read('object'));
+    const readEvents = atMostEvery(EVENTS_MS, () => read('events'));
+    const readCurves = atMostEvery(CURVES_MS, () => {
+      if (document.visibilityState === 'visible') read('object', 'curves');
+    });
+    let progress: Partial<Job['progress']> = {};
+    const showProgress = atMostEvery(PROGRESS_MS, () =>
+      queries.setQueryData<Job>(
+        ['job', id, 'object'],
+        (old) => old && { ...old, progress: { ...old.progress, ...progress } },
+      ),
+    );
     const after = queries.getQueryData<Job>(['job', id, 'object'])?.last_event ?? 0;
     const close = openStream({
       // One metric is enough to hear that there is something new.
       path: `${base(id)}/stream?include=status,events,metrics&metrics=train/loss`,
       after,
+      newest: ['progress', 'metrics', 'gap'],
       on: {
-        status: readObject,
-        event: readObject,
-        metrics: readCurves,
-        gap: readCurves,
+        status: () => {
+          readObject.soon();
+          readEvents.soon();
+        },
+        event: () => {
+          readObject.soon();
+          readEvents.soon();
+        },
+        metrics: readCurves.soon,
+        gap: readCurves.soon,
         progress: (data) => {
-          const progress = data as Partial<Job['progress']>;
-          queries.setQueryData<Job>(
-            ['job', id, 'object'],
-            (old) => old && { ...old, progress: { ...old.progress, ...progress } },
-          );
+          progress = data as Partial<Job['progress']>;
+          showProgress.soon();
         },
         reset: () => void queries.invalidateQueries({ queryKey: ['job', id] }),
         end: () => void queries.invalidateQueries({ queryKey: ['job', id] }),
@@ -66,8 +85,7 @@ export function useJob(id: string) {
       onLive: setLive,
     });
     return () => {
-      clearTimeout(object);
-      clearTimeout(curves);
+      for (const reading of [readObject, readEvents, readCurves, showProgress]) reading.stop();
       close();
     };
   }, [queries, id, known, final]);
@@ -95,6 +113,11 @@ export function useCurves(
     },
     enabled: names.length > 0,
     placeholderData: keepPreviousData,
+    // An answer of the same number of the job is the same; others are not compared number by number.
+    structuralSharing: (old, fresh) => {
+      const [before, after] = [old, fresh] as Partial<Schemas['SeriesList']>[];
+      return before?.cursor !== undefined && before.cursor === after?.cursor ? old : fresh;
+    },
   });
 }
 

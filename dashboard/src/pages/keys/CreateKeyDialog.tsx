@@ -2,9 +2,9 @@ import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { useState } from 'react';
 import { body, client, type Schemas } from '~/api/client';
 import { useSession } from '~/app/session';
-import { Dialog } from '~/components/Dialog';
+import { Choices } from '~/components/Choices';
+import { FormDialog } from '~/components/Dialog';
 import { Field } from '~/components/Page';
-import { ErrorState } from '~/components/states';
 
 type Scope = 'jobs:read' | 'jobs:write' | 'admin' | 'node';
 
@@ -48,24 +48,13 @@ export function CreateKeyDialog(props: {
       ]);
   }
   return (
-    <Dialog
+    <FormDialog
       title="New key"
+      submit="Make the key"
+      disabled={create.isPending || name === '' || owner === '' || scopes.length === 0}
+      onSubmit={() => create.mutate()}
       onClose={props.onClose}
-      actions={
-        <>
-          <button type="button" className="button" onClick={props.onClose}>
-            Back
-          </button>
-          <button
-            type="button"
-            className="button primary"
-            disabled={create.isPending || name === '' || owner === '' || scopes.length === 0}
-            onClick={() => create.mutate()}
-          >
-            Make the key
-          </button>
-        </>
-      }
+      error={create.error}
     >
       <Field label="Name" hint="For people: laptop, ci, gpu-1.">
         <input
@@ -83,21 +72,7 @@ export function CreateKeyDialog(props: {
           onChange={(event) => setOwner(event.target.value)}
         />
       </Field>
-      <fieldset className="plain-fieldset">
-        <legend className="field-label">It may</legend>
-        {SCOPES.map(([scope, meaning]) => (
-          <label key={scope} className="check wrap">
-            <input
-              type="checkbox"
-              checked={scopes.includes(scope)}
-              onChange={(event) => toggle(scope, event.target.checked)}
-            />
-            <span>
-              <code>{scope}</code> <span className="hint">{meaning}</span>
-            </span>
-          </label>
-        ))}
-      </fieldset>
+      <Choices label="It may" choices={SCOPES} chosen={scopes} onToggle={toggle} />
       {scopes.includes('node') && (
         <Field
           label="Node"
@@ -119,7 +94,6 @@ export function CreateKeyDialog(props: {
           onChange={(event) => setEnd(event.target.value)}
         />
       </Field>
-      {create.isError && <ErrorState error={create.error} />}
-    </Dialog>
+    </FormDialog>
   );
 }

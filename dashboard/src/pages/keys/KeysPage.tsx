@@ -1,17 +1,16 @@
-import { useInfiniteQuery, useMutation, useQueryClient } from '@tanstack/react-query';
+import { useInfiniteQuery } from '@tanstack/react-query';
 import { useMemo, useState } from 'react';
 import { body, client, type Schemas } from '~/api/client';
 import { useScope } from '~/app/session';
 import { Ago } from '~/components/Ago';
-import { CopyButton } from '~/components/CopyButton';
-import { ConfirmDialog, Dialog } from '~/components/Dialog';
-import { Card, Field, Page } from '~/components/Page';
+import { Card, Page } from '~/components/Page';
+import { SecretDialog } from '~/components/SecretDialog';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { type ColumnDef, Table } from '~/components/Table';
-import { toast, toastError } from '~/components/Toast';
 import { formatTime } from '~/format/times';
 import '~/styles/forms.css';
 import { CreateKeyDialog } from './CreateKeyDialog';
+import { ExpiryDialog, RevokeDialog, RotateDialog } from './KeyDialogs';
 
 type Key = Schemas['KeyObject'];
 type NewKey = Schemas['NewKeyObject'];
@@ -115,7 +114,16 @@ export default function KeysPage() {
       )}
       {asked?.action === 'revoke' && <RevokeDialog of={asked.key} onClose={() => setAsked(null)} />}
       {asked?.action === 'expire' && <ExpiryDialog of={asked.key} onClose={() => setAsked(null)} />}
-      {shown && <SecretDialog of={shown} onClose={() => setShown(null)} />}
+      {shown && (
+        <SecretDialog
+          title={`The secret of ${shown.name}`}
+          secret={shown.key}
+          copy="Copy the key"
+          onClose={() => setShown(null)}
+        >
+          This is the only time it is shown; the service keeps its hash alone.
+        </SecretDialog>
+      )}
     </Page>
   );
 }
@@ -202,186 +210,3 @@ function columnsOf(ask: (asked: Asked) => void): ColumnDef<Key, unknown>[] {
 }
 
 const ACTIONS = { rotate: 'Rotate', expire: 'Set end', revoke: 'Revoke' } as const;
-
-function useChange<Input, Output>(
-  change: (input: Input) => Promise<Output>,
-  done: (output: Output) => void,
-) {
-  const queries = useQueryClient();
-  return useMutation({
-    mutationFn: change,
-    onSuccess: (output) => {
-      void queries.invalidateQueries({ queryKey: ['keys'] });
-      done(output);
-    },
-    onError: toastError,
-  });
-}
-
-function RevokeDialog({ of: key, onClose }: { of: Key; onClose: () => void }) {
-  const revoke = useChange(
-    async () =>
-      body(await client.DELETE('/v1/keys/{key_id}', { params: { path: { key_id: key.id } } })),
-    () => {
-      toast(`${key.name} is revoked`);
-      onClose();
-    },
-  );
-  return (
-    <ConfirmDialog
-      title={`Revoke ${key.name}?`}
-      confirm="Revoke it"
-      busy={revoke.isPending}
-      onClose={onClose}
-      onConfirm={() => revoke.mutate(undefined)}
-    >
-      Everything that uses it is refused at once, and so are the browsers that signed in with it.
-      This cannot be undone.
-    </ConfirmDialog>
-  );
-}
-
-const GRACES: [number, string][] = [
-  [0, 'none: the present secret ends now'],
-  [3600, 'an hour'],
-  [86_400, 'a day'],
-  [7 * 86_400, 'a week'],
-  [30 * 86_400, '30 days'],
-];
-
-function RotateDialog({
-  of: key,
-  onClose,
-  onRotated,
-}: {
-  of: Key;
-  onClose: () => void;
-  onRotated: (key: NewKey) => void;
-}) {
-  const [grace, setGrace] = useState(86_400);
-  const rotate = useChange(async (seconds: number) => {
-    const params = { path: { key_id: key.id } };
-    return body(
-      await client.POST('/v1/keys/{key_id}/rotate', { params, body: { grace_seconds: seconds } }),
-    );
-  }, onRotated);
-  return (
-    <Dialog
-      title={`Rotate ${key.name}`}
-      onClose={onClose}
-      actions={
-        <>
-          <button type="button" className="button" onClick={onClose}>
-            Back
-          </button>
-          <button
-            type="button"
-            className="button primary"
-            disabled={rotate.isPending}
-            onClick={() => rotate.mutate(grace)}
-          >
-            Make the new secret
-          </button>
-        </>
-      }
-    >
-      <Field
-        label="The present secret still serves for"
-        hint="A secret from an earlier rotation ends at once."
-      >
-        <select
-          className="select"
-          value={grace}
-          onChange={(event) => setGrace(Number(event.target.value))}
-        >
-          {GRACES.map(([seconds, label]) => (
-            <option key={seconds} value={seconds}>
-              {label}
-            </option>
-          ))}
-        </select>
-      </Field>
-    </Dialog>
-  );
-}
-
-function ExpiryDialog({ of: key, onClose }: { of: Key; onClose: () => void }) {
-  const [text, setText] = useState('');
-  const change = useChange(
-    async (expires_at: string | null) =>
-      body(
-        await client.PATCH('/v1/keys/{key_id}', {
-          params: { path: { key_id: key.id } },
-          body: { expires_at },
-        }),
-      ),
-    (changed) => {
-      toast(
-        changed.expires_at
-          ? `${key.name} ends ${formatTime(changed.expires_at)}`
-          : `${key.name} does not end by itself`,
-      );
-      onClose();
-    },
-  );
-  return (
-    <Dialog
-      title={`When ${key.name} ends`}
-      onClose={onClose}
-      actions={
-        <>
-          <button type="button" className="button" onClick={onClose}>
-            Back
-          </button>
-          <button
-            type="button"
-            className="button"
-            disabled={change.isPending}
-            onClick={() => change.mutate(null)}
-          >
-            Never
-          </button>
-          <button
-            type="button"
-            className="button primary"
-            disabled={change.isPending || text === ''}
-            onClick={() => change.mutate(new Date(text).toISOString())}
-          >
-            Set
-          </button>
-        </>
-      }
-    >
-      <Field label="End, in your time zone">
-        <input
-          type="datetime-local"
-          className="input"
-          value={text}
-          onChange={(event) => setText(event.target.value)}
-        />
-      </Field>
-    </Dialog>
-  );
-}
-
-function SecretDialog({ of: key, onClose }: { of: NewKey; onClose: () => void }) {
-  return (
-    <Dialog
-      title={`The secret of ${key.name}`}
-      onClose={onClose}
-      actions={
-        <>
-          <CopyButton text={key.key} label="Copy the key" />
-          <button type="button" className="button primary" onClick={onClose}>
-            I have kept it
-          </button>
-        </>
-      }
-    >
-      <p>This is the only time it is shown; the service keeps its hash alone.</p>
-      <p>
-        <code className="secret">{key.key}</code>
-      </p>
-    </Dialog>
-  );
-}

@@ -1,4 +1,4 @@
-import { type FormEvent, useState } from 'react';
+import { type FormEvent, useEffect, useRef, useState } from 'react';
 import { ApiError, advice } from '~/api/problem';
 import { useSignIn } from '~/app/session';
 
@@ -8,6 +8,9 @@ export default function SignInPage() {
   const [key, setKey] = useState('');
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(null);
+  // There is nothing else to do here.
+  const field = useRef<HTMLInputElement>(null);
+  useEffect(() => field.current?.focus(), []);
 
   async function submit(event: FormEvent) {
     event.preventDefault();
@@ -32,6 +35,7 @@ export default function SignInPage() {
         <label className="field">
           <span className="field-label">API key</span>
           <input
+            ref={field}
             className="input"
             type="password"
             name="key"

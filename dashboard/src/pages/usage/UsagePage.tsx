@@ -2,7 +2,7 @@ import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query';
 import { useState } from 'react';
 import { body, client, type Schemas } from '~/api/client';
 import { useScope, useSession } from '~/app/session';
-import { Dialog } from '~/components/Dialog';
+import { FormDialog } from '~/components/Dialog';
 import { Card, Field, Page } from '~/components/Page';
 import { ErrorState, Loading } from '~/components/states';
 import { type ColumnDef, Table } from '~/components/Table';
@@ -230,24 +230,13 @@ function QuotaDialog({ of: before, onClose }: { of: OwnerQuotas; onClose: () => 
     </Field>
   );
   return (
-    <Dialog
+    <FormDialog
       title={before.owner ? `Quotas of ${before.owner}` : 'Quotas for an owner'}
+      submit="Set"
+      disabled={save.isPending || owner === ''}
+      onSubmit={() => save.mutate()}
       onClose={onClose}
-      actions={
-        <>
-          <button type="button" className="button" onClick={onClose}>
-            Back
-          </button>
-          <button
-            type="button"
-            className="button primary"
-            disabled={save.isPending || owner === ''}
-            onClick={() => save.mutate()}
-          >
-            Set
-          </button>
-        </>
-      }
+      error={save.error}
     >
       {!before.owner && (
         <Field label="Owner">
@@ -261,7 +250,6 @@ function QuotaDialog({ of: before, onClose }: { of: OwnerQuotas; onClose: () => 
       {field('queued', 'Jobs in the queue')}
       {field('running', 'Jobs on nodes')}
       {field('gpu_hours', 'GPU-hours in the window')}
-      {save.isError && <ErrorState error={save.error} />}
-    </Dialog>
+    </FormDialog>
   );
 }

@@ -1,9 +1,9 @@
 import { useMutation, useQueryClient } from '@tanstack/react-query';
 import { useState } from 'react';
 import { body, client, type Schemas } from '~/api/client';
-import { Dialog } from '~/components/Dialog';
+import { Choices } from '~/components/Choices';
+import { FormDialog } from '~/components/Dialog';
 import { Field } from '~/components/Page';
-import { ErrorState } from '~/components/states';
 
 const CHOICES: [string, string][] = [
   ['job.*', 'everything that happens to a job'],
@@ -35,24 +35,13 @@ export function CreateWebhookDialog(props: {
     },
   });
   return (
-    <Dialog
+    <FormDialog
       title="New webhook"
+      submit="Make it"
+      disabled={create.isPending || url === '' || events.length === 0}
+      onSubmit={() => create.mutate()}
       onClose={props.onClose}
-      actions={
-        <>
-          <button type="button" className="button" onClick={props.onClose}>
-            Back
-          </button>
-          <button
-            type="button"
-            className="button primary"
-            disabled={create.isPending || url === '' || events.length === 0}
-            onClick={() => create.mutate()}
-          >
-            Make it
-          </button>
-        </>
-      }
+      error={create.error}
     >
       <Field label="URL" hint="https, and an address that the operator allows.">
         <input
@@ -71,27 +60,14 @@ export function CreateWebhookDialog(props: {
           onChange={(event) => setDescription(event.target.value)}
         />
       </Field>
-      <fieldset className="plain-fieldset">
-        <legend className="field-label">When</legend>
-        {CHOICES.map(([name, meaning]) => (
-          <label key={name} className="check wrap">
-            <input
-              type="checkbox"
-              checked={events.includes(name)}
-              onChange={(event) =>
-                setEvents((before) => [
-                  ...before.filter((one) => one !== name),
-                  ...(event.target.checked ? [name] : []),
-                ])
-              }
-            />
-            <span>
-              <code>{name}</code> <span className="hint">{meaning}</span>
-            </span>
-          </label>
-        ))}
-      </fieldset>
-      {create.isError && <ErrorState error={create.error} />}
-    </Dialog>
+      <Choices
+        label="When"
+        choices={CHOICES}
+        chosen={events}
+        onToggle={(name, on) =>
+          setEvents((before) => [...before.filter((one) => one !== name), ...(on ? [name] : [])])
+        }
+      />
+    </FormDialog>
   );
 }

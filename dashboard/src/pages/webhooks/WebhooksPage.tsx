@@ -4,9 +4,9 @@ import { useState } from 'react';
 import { body, client, type Schemas } from '~/api/client';
 import { useScope } from '~/app/session';
 import { Ago } from '~/components/Ago';
-import { CopyButton } from '~/components/CopyButton';
-import { ConfirmDialog, Dialog } from '~/components/Dialog';
+import { ConfirmDialog } from '~/components/Dialog';
 import { Card, Page } from '~/components/Page';
+import { SecretDialog } from '~/components/SecretDialog';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { toast, toastError } from '~/components/Toast';
 import { formatTime } from '~/format/times';
@@ -90,28 +90,17 @@ export default function WebhooksPage() {
         />
       )}
       {shown && (
-        <Dialog
+        <SecretDialog
           title="The signing secret"
+          secret={shown.secret}
+          copy="Copy the secret"
           onClose={() => setShown(null)}
-          actions={
-            <>
-              <CopyButton text={shown.secret} label="Copy the secret" />
-              <button type="button" className="button primary" onClick={() => setShown(null)}>
-                I have kept it
-              </button>
-            </>
-          }
         >
-          <p>
-            Your server verifies each message with it (Standard Webhooks). This is the only time it
-            is shown.
-            {shown.old_secret_until &&
-              ` Messages are signed with the former one as well until ${formatTime(shown.old_secret_until)}.`}
-          </p>
-          <p>
-            <code className="secret">{shown.secret}</code>
-          </p>
-        </Dialog>
+          Your server verifies each message with it (Standard Webhooks). This is the only time it is
+          shown.
+          {shown.old_secret_until &&
+            ` Messages are signed with the former one as well until ${formatTime(shown.old_secret_until)}.`}
+        </SecretDialog>
       )}
     </Page>
   );

@@ -1,0 +1,58 @@
+import { describe, expect, it } from 'vitest';
+import { bytesOf, columnOf, labelEvery, pixelsOf, rampAt } from './heatPicture';
+
+const RAMP = ['#000000', '#204060', '#ffffff'].map(bytesOf);
+
+describe('rampAt', () => {
+  it('goes through its colours at equal distances, and not beyond its ends', () => {
+    expect(rampAt(RAMP, 0)).toEqual([0, 0, 0]);
+    expect(rampAt(RAMP, 0.25)).toEqual([16, 32, 48]);
+    expect(rampAt(RAMP, 0.5)).toEqual([32, 64, 96]);
+    expect(rampAt(RAMP, 1)).toEqual([255, 255, 255]);
+    expect(rampAt(RAMP, -1)).toEqual([0, 0, 0]);
+    expect(rampAt(RAMP, 7)).toEqual([255, 255, 255]);
+  });
+});
+
+describe('pixelsOf', () => {
+  it('puts each cell at its place, marks what was not finite, and leaves the rest clear', () => {
+    const pixels = pixelsOf(
+      {
+        layers: ['a', 'b'],
+        steps: [0, 10, 20],
+        width: 10,
+        cells: [
+          [0, 0, 1, 2],
+          [2, 1, 3, 8],
+        ],
+        notFinite: [[1, 1]],
+        low: 1,
+        high: 3,
+      },
+      RAMP,
+      [255, 0, 0],
+    );
+    const at = (column: number, row: number) => [
+      ...pixels.slice((row * 3 + column) * 4, (row * 3 + column) * 4 + 4),
+    ];
+    expect(at(0, 0)).toEqual([0, 0, 0, 255]);
+    expect(at(2, 1)).toEqual([255, 255, 255, 255]);
+    expect(at(1, 1)).toEqual([255, 0, 0, 255]);
+    expect(at(1, 0)).toEqual([0, 0, 0, 0]);
+  });
+});
+
+describe('columnOf', () => {
+  it('is the column that holds the step', () => {
+    expect([0, 9, 10, 25].map((step) => columnOf([0, 10, 20], step))).toEqual([0, 0, 1, 2]);
+    expect(columnOf([5], 4)).toBe(-1);
+  });
+});
+
+describe('labelEvery', () => {
+  it('leaves out labels that have no room', () => {
+    expect(labelEvery(10, 140, 14)).toBe(1);
+    expect(labelEvery(100, 140, 14)).toBe(10);
+    expect(labelEvery(3, 0, 14)).toBe(42);
+  });
+});

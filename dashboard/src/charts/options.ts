@@ -1,0 +1,123 @@
+/** A chart as uPlot is told of it. */
+
+import type uPlot from 'uplot';
+import { formatCompact } from '~/format/numbers';
+import { formatDuration } from '~/format/times';
+import type { XAxis } from './curves';
+import type { Line, Mark } from './lines';
+import { drawMarks } from './marks';
+import { axisOf, bandsOf, type Colours, seriesOf } from './style';
+
+/** What a plot cannot change once it is made. */
+export interface Shape {
+  lines: readonly Line[];
+  axis: XAxis;
+  /** Whether times are seconds since each curve's beginning, and not moments. */
+  elapsed: boolean;
+  log: boolean;
+  smoothed: boolean;
+  width: number;
+  height: number;
+  /** Charts of one key share their cursor. */
+  syncKey: string;
+}
+
+/** What it asks for again whenever it draws. */
+export interface Current {
+  lines: readonly Line[];
+  axis: XAxis;
+  marks?: readonly Mark[] | undefined;
+  span?: [number, number] | null | undefined;
+  onSpan?: ((span: [number, number] | null) => void) | undefined;
+  format: (value: number | null) => string;
+}
+
+/** `tell` is called when the cursor moved or the data changed. */
+export function optionsOf(
+  shape: Shape,
+  current: () => Current,
+  colours: Colours,
+  tell: (chart: uPlot) => void,
+): uPlot.Options {
+  const { axis, elapsed, log, smoothed } = shape;
+  return {
+    width: shape.width,
+    height: shape.height,
+    legend: { show: false },
+    padding: [10, 10, 0, 0],
+    cursor: {
+      y: false,
+      sync: { key: shape.syncKey, scales: ['x', null] },
+      drag: { x: true, y: false, setScale: false },
+      points: { size: 6 },
+      bind: {
+        dblclick: () => () => {
+          current().onSpan?.(null);
+          return null;
+        },
+      },
+    },
+    scales: {
+      x: {
+        time: axis === 'time' && !elapsed,
+        range: (_, min, max) => current().span ?? (min === max ? [min - 1, max + 1] : [min, max]),
+      },
+      y: log ? { distr: 3 } : { range: (_, min, max) => padded(min, max) },
+    },
+    axes: [
+      axisOf(colours, {
+        size: 30,
+        space: axis === 'time' ? 90 : 50,
+        values:
+          axis !== 'time'
+            ? (_, ticks) => ticks.map(formatCompact)
+            : elapsed
+              ? (_, ticks) => ticks.map(formatDuration)
+              : (chart, ticks) => clockTicks(chart, ticks),
+      }),
+      axisOf(colours, {
+        size: 62,
+        values: (_, ticks) => ticks.map((tick) => (tick === null ? '' : current().format(tick))),
+      }),
+    ],
+    series: [
+      {},
+      ...shape.lines.flatMap((line) => seriesOf(line, colours, smoothed && !line.steady)),
+    ],
+    bands: bandsOf(shape.lines, colours, smoothed),
+    hooks: {
+      setCursor: [tell],
+      setData: [tell],
+      draw: [(chart) => drawMarks(chart, current().marks ?? [], current(), colours)],
+      setSelect: [
+        (chart) => {
+          const { left, width } = chart.select;
+          if (width < 6) return;
+          current().onSpan?.([chart.posToVal(left, 'x'), chart.posToVal(left + width, 'x')]);
+          chart.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+        },
+      ],
+    },
+  };
+}
+
+/** Moments in the viewer's zone, as fine as the span that is shown asks for. */
+function clockTicks(chart: uPlot, ticks: readonly number[]): string[] {
+  const { min, max } = chart.scales.x ?? {};
+  const days = ((max ?? 0) - (min ?? 0)) / 86_400;
+  const format = new Intl.DateTimeFormat(
+    'en-GB',
+    days > 7
+      ? { day: '2-digit', month: 'short' }
+      : days > 1
+        ? { day: '2-digit', month: 'short', hour: '2-digit', minute: '2-digit' }
+        : { hour: '2-digit', minute: '2-digit', second: days < 0.01 ? '2-digit' : undefined },
+  );
+  return ticks.map((tick) => format.format(new Date(tick * 1000)));
+}
+
+function padded(min: number | null, max: number | null): [number, number] {
+  if (min === null || max === null || !Number.isFinite(min) || !Number.isFinite(max)) return [0, 1];
+  const pad = (max - min) * 0.06 || Math.abs(max) * 0.05 || 1;
+  return [min >= 0 && min - pad < 0 ? 0 : min - pad, max + pad];
+}

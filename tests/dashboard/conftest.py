@@ -1,0 +1,38 @@
+"""A browser for each module of these tests, and a page of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.dashboard.browser import PATIENCE, launched, require_browser
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with launched(require_browser()) as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page of a browser of its own; whatever fails in its scripts, or is refused by the content
+    security policy, fails the test."""
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(PATIENCE)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on(
+        "console",
+        lambda message: (
+            errors.append(message.text)
+            if message.type == "error" and "Content Security Policy" in message.text
+            else None
+        ),
+    )
+    yield page
+    context.close()
+    assert errors == []
