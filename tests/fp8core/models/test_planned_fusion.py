@@ -1,0 +1,50 @@
+"""What a plan says of fusion, beside what `fuse` does with the same model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fp8core.conversion import decide
+from fp8core.conversion.shape_rules import shape_rules
+from fp8core.fusion import fuse
+from fp8core.fusion.plain import PlainParts
+from fp8core.models.planned_fusion import planned_fusion
+from tests.fp8core.fusion.families import make
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("Llama", {}),
+        ("Llama", {"hidden_act": "relu"}),
+        ("Llama", {"rope_parameters": YARN}),
+        ("Qwen3", {}),
+        ("Gemma", {}),
+    ],
+)
+@pytest.mark.parametrize("skip", [[], ["*.0.*up_proj"]])
+def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes, skip):
+    spec = make_spec(llama_config, recipe={"engine": "te"}, conversion={"skip": skip})
+    model = make(family, **changes)
+    with torch.device("meta"):
+        meta = type(model)._from_config(model.config, dtype=torch.float32)
+    planned = planned_fusion(
+        meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec, {}
+    )
+
+    decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
+    kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
+    done = fuse(model, PlainParts(), kept)
+
+    halves = [
+        {half.name for half in (block.halves.attention, block.halves.mlp) if half is not None}
+        for block in planned.blocks
+    ]
+    assert halves == [set(row.fused) for row in done.rows if row.fused]
+    assert planned.found == done.candidates == 2
+    assert planned.whole == done.whole
+    told = [reason for row in done.rows for reason in (row.reason or "").split("; ") if reason]
+    assert len(planned.reasons) == len(told)
