@@ -5,9 +5,11 @@ import binascii
 import json
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from pydantic import BaseModel, Field
 
+from fp8core.spec.document import faults_of
 from octrain_api.problems import Problem, ProblemError
 
 
@@ -23,15 +25,26 @@ def encode_cursor(time: datetime, identifier: str) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
+def cursor_value(cursor: str) -> Any:
+    """The JSON that a cursor holds. Errors: ValueError, also for texts that nothing can store."""
+    try:
+        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
+        value = json.loads(raw)
+    except (binascii.Error, RecursionError) as error:
+        raise ValueError(cursor) from error
+    if faults_of(value, texts=True):
+        raise ValueError(cursor)
+    return value
+
+
 def decode_cursor(cursor: str) -> tuple[datetime, str]:
     """The row that a cursor names; 422 for anything that `encode_cursor` did not make."""
     try:
-        raw = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))
-        time, identifier = json.loads(raw)
+        time, identifier = cursor_value(cursor)
         when = datetime.fromisoformat(time)
-        if not isinstance(identifier, str) or when.tzinfo is None or "\x00" in identifier:
+        if not isinstance(identifier, str) or when.tzinfo is None:
             raise ValueError(cursor)
-    except (ValueError, TypeError, binascii.Error) as error:
+    except (ValueError, TypeError) as error:
         message = "this is not a cursor of this list"
         raise Problem(
             422,

@@ -121,11 +121,30 @@ def decode_json(document: str | bytes | bytearray | memoryview, what: str) -> An
         ) from None
 
 
-def faults_of(value: Any) -> list[Problem]:
-    """Keys given more than once and numbers that no field can hold, in a value of `decode_json`."""
+def faults_of(value: Any, *, texts: bool = False) -> list[Problem]:
+    """Keys given more than once and numbers that no field can hold, in a value of `decode_json`.
+
+    With `texts` also texts, keys among them, that are no Unicode or hold U+0000.
+    """
     found: list[Problem] = []
     _find_faults(value, (), found)
+    if texts:
+        _find_flaws(value, (), found)
     return found[:MOST_PROBLEMS]
+
+
+def _find_flaws(value: Any, path: tuple[str | int, ...], found: list[Problem]) -> None:
+    if isinstance(value, str):
+        if (flaw := _flaw_of_text(value)) is not None:
+            found.append(Problem(pointer_of(path), flaw, "text"))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if (flaw := _flaw_of_text(key)) is not None:
+                found.append(Problem(pointer_of(path), f"the key {quoted(key)} {flaw}", "text"))
+            _find_flaws(item, (*path, key), found)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _find_flaws(item, (*path, index), found)
 
 
 def _find_faults(value: Any, path: tuple[str | int, ...], found: list[Problem]) -> None:

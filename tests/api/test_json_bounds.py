@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
@@ -73,7 +74,21 @@ STRICT = [
     (b'{"priority": ' + b"9" * 6000 + b"}", "/priority", "too large a number"),
     (b'{"a": [0, 1e400]}', "/a/1", "finite number"),
     (b'{"a/b": NaN}', "/a~1b", "finite number"),
+    (b'{"a": ["b\\u0000"]}', "/a/0", "U+0000"),
+    (b'{"labels": {"\\ud800": "b"}}', "/labels", "surrogate"),
 ]
+
+
+@pytest.mark.parametrize(
+    "value", [["2026-01-31T12:00:00+00:00", "\ud800"], ["2026-01-31T12:00:00+00:00", "a\0"], 1e999]
+)
+async def test_no_cursor_asks_what_the_database_cannot_hold(service: Any, value: Any) -> None:
+    user = await service.user()
+    for path, order in (("/jobs", ["-created_at"]), ("/datasets", []), ("/webhooks", [])):
+        given = [*order, *value] if isinstance(value, list) else value
+        cursor = base64.urlsafe_b64encode(json.dumps(given).encode()).decode()
+        answer = await user.get(path, params={"cursor": cursor})
+        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (422, "cursor"), path
 
 
 @pytest.mark.parametrize("body", [b"null", b'"text"', b"1", b"[]", b"true"])

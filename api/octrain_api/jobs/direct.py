@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from octrain_api.dependencies import Context, request_session
 from octrain_api.idempotency.once import HEADER, LONGEST_KEY, once_of
 from octrain_api.jobs.endpoints import make_job, router
-from octrain_api.jobs.reading import conditional
+from octrain_api.jobs.reading import LONGEST_TAGS, conditional
 from octrain_api.keys.principal import Principal
 from octrain_api.keys.principal import Scope as KeyScope
 from octrain_api.problems import Problem, database_problem, response
@@ -73,10 +73,12 @@ class DirectRequests:
             return await make_job(request, session, self._context, principal, once)
 
     async def _read(self, scope: Scope, principal: Principal, job_id: str) -> Response | None:
+        tags = Headers(scope=scope).get("if-none-match")
+        if tags is not None and len(tags) > LONGEST_TAGS:
+            return None
         scope["path_params"] = {"job_id": job_id}
         view = await self._context.jobs.read(job_id)
         if view is None or not principal.sees(view.owner):
             return None
         scope["route"] = self._get
-        tags = Headers(scope=scope).get("if-none-match")
         return conditional(view.body, view.etag, tags)

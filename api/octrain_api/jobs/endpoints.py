@@ -9,7 +9,7 @@ from octrain_api.audit.recording import entry_of_change, note_target, note_writt
 from octrain_api.auth import Principal, Reader, Writer
 from octrain_api.dependencies import Context, ContextDep, SessionDep
 from octrain_api.idempotency.once import Once, OnceDep
-from octrain_api.jobs.reading import Known, conditional
+from octrain_api.jobs.reading import LONGEST_TAGS, Known, conditional
 from octrain_api.jobs.rows import JobRow
 from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobObject
 from octrain_api.jobs.service import JobService
@@ -127,7 +127,7 @@ async def get_job(
         float, Query(ge=0, le=_MAX_WAIT, description="seconds to wait for what is not known yet")
     ] = 0,
     since_version: Annotated[int | None, Query(ge=0, description="with `wait`")] = None,
-    if_none_match: Annotated[str | None, Header(max_length=4096)] = None,
+    if_none_match: Annotated[str | None, Header(max_length=LONGEST_TAGS)] = None,
 ) -> Any:
     """One job. `If-None-Match` can give 304; with `wait` the answer comes at the next change.
 

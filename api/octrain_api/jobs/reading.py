@@ -14,6 +14,9 @@ from octrain_api.jobs.transitions import Status
 from octrain_api.jobs.views import json_of
 from octrain_api.listener import JOB_CHANNEL, JobListener, wait_for
 
+# Characters of an If-None-Match header.
+LONGEST_TAGS = 4096
+
 
 @dataclass(frozen=True)
 class JobView:

@@ -1,7 +1,6 @@
 """What readers of metrics get. The caller has checked the owner."""
 
 import base64
-import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from octrain_api.metrics.reading import Line, MetricReader, Query, TooMuch
 from octrain_api.metrics.render import Axis, buckets_of, points_of
 from octrain_api.models import Job
 from octrain_api.numbers import encode
+from octrain_api.pagination import cursor_value
 from octrain_api.problems import Problem, ProblemError
 
 Form = Literal["points", "buckets"]
@@ -114,10 +114,10 @@ def _encode(name: str) -> str:
 
 def _decode(cursor: str) -> str:
     try:
-        (name,) = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+        (name,) = cursor_value(cursor)
         if not isinstance(name, str):
             raise ValueError(cursor)
-    except (ValueError, TypeError, binascii.Error) as error:
+    except (ValueError, TypeError) as error:
         raise _invalid("/query/cursor", "this is not a cursor of this list", "cursor") from error
     return name
 
