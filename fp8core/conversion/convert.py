@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fp8core.conversion.attention import ProjectedAttention, encoders_around
 from fp8core.conversion.decide import Decision, decide
-from fp8core.conversion.find import is_meta
+from fp8core.conversion.find import Layer, as_linear, is_conv1d, is_meta
 from fp8core.conversion.replace import put_in_place, take_over
 from fp8core.conversion.report import ConversionReport, ConversionRow
 from fp8core.conversion.restore import restore
+from fp8core.conversion.weight_views import see_part, see_transposed
 from fp8core.engines.protocol import Engine
 from fp8core.spec import Conversion
 
@@ -83,8 +85,43 @@ def _apply(report: ConversionReport, decision: Decision, engine: Engine) -> Conv
     if decision.norm is not None:
         replacement = engine.convert_norm(decision.norm, layer.name)
     else:
-        assert isinstance(layer.module, nn.Linear)
-        replacement = engine.convert_linear(layer.module, layer.name)
-    report.replacements.append(take_over(layer.name, layer.module, replacement))
-    report.model = put_in_place(report.model, layer.module, replacement)
+        replacement = _convert_linear(report, layer, engine)
+    original = layer.module
+    if layer.kind == "projection":
+        original = getattr(_projected(report, layer), str(layer.part))
+    report.replacements.append(take_over(layer.name, original, replacement))
+    report.model = put_in_place(report.model, original, replacement)
     return ConversionRow(layer.name, source, type(replacement).__name__, None, None)
+
+
+def _convert_linear(report: ConversionReport, layer: Layer, engine: Engine) -> nn.Module:
+    if layer.attention is not None:
+        attention = _projected(report, layer)
+        if layer.kind == "projection":
+            part = getattr(attention, str(layer.part)).part
+            replacement = engine.convert_linear(part.as_linear(), layer.name)
+            see_part(replacement, part)
+            return replacement
+    replacement = engine.convert_linear(as_linear(layer), layer.name)
+    if is_conv1d(layer.module):
+        weight = layer.module._parameters["weight"]
+        assert weight is not None
+        see_transposed(replacement, weight)
+    return replacement
+
+
+def _projected(report: ConversionReport, layer: Layer) -> nn.Module:
+    """The module whose projections are layers; put into the model when first asked for."""
+    attention = layer.attention
+    assert attention is not None
+    for item in report.replacements:
+        if item.original is attention:
+            return item.replacement
+    encoders = encoders_around(report.model, attention)
+    item = take_over(layer.name.rpartition(".")[0], attention, ProjectedAttention(attention))
+    item.holds_layers, item.without_nesting = True, encoders
+    report.replacements.append(item)
+    report.model = put_in_place(report.model, attention, item.replacement)
+    for encoder in encoders:
+        encoder.use_nested_tensor = False
+    return item.replacement

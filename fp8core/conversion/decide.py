@@ -10,6 +10,7 @@ from torch import nn
 
 from fp8core.conversion.find import (
     Layer,
+    as_linear,
     find_layers,
     output_heads,
     references_outside_the_tree,
@@ -57,7 +58,7 @@ def decide(model: nn.Module, engine: Refusals, conversion: Conversion) -> list[D
     decisions = []
     for layer in layers:
         reason = _asked_to_keep(layer, conversion)
-        if reason is None and layer.kind == "linear":
+        if reason is None and layer.kind != "norm":
             reason = replacement_refusal(layer, elsewhere)
             if reason is None and not conversion.output_head:
                 head = heads.get(id(layer.module))
@@ -65,8 +66,7 @@ def decide(model: nn.Module, engine: Refusals, conversion: Conversion) -> list[D
             if reason is None and id(layer.module) in sequence_level:
                 reason = "it sees one row per sequence, and FP8 GEMMs need a multiple of 16 rows"
             if reason is None:
-                assert isinstance(layer.module, nn.Linear)
-                reason = engine.linear_refusal(layer.module)
+                reason = engine.linear_refusal(as_linear(layer))
             decisions.append(Decision(layer, reason))
         elif reason is None:
             decisions.append(_decide_norm(layer, engine, conversion, elsewhere))
@@ -92,7 +92,7 @@ def _check_patterns(layers: Sequence[Layer], patterns: Sequence[str], pointer: s
 
 
 def _asked_to_keep(layer: Layer, conversion: Conversion) -> str | None:
-    if layer.kind == "linear" and not conversion.linear:
+    if layer.kind != "norm" and not conversion.linear:
         return "conversion.linear is false"
     matched = first_match(conversion.skip, layer.names)
     if matched is not None:
@@ -120,6 +120,6 @@ def _decide_norm(
 
 def _keep_first_and_last(decisions: list[Decision]) -> None:
     """Of the Linears that would convert, those at either end are the most sensitive ones."""
-    linears = [d for d in decisions if d.layer.kind == "linear" and d.reason is None]
+    linears = [d for d in decisions if d.layer.kind != "norm" and d.reason is None]
     for decision, place in zip(linears[:1] + linears[1:][-1:], ("first", "last"), strict=False):
         decision.reason = f"it is the {place} Linear; conversion.keep_first_last is true"

@@ -13,20 +13,38 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from fp8core.conversion.attention import INPUT_PROJECTIONS, attention_refusal, input_projections
 from fp8core.conversion.norms import is_norm
+from fp8core.conversion.weight_views import plain_linear
 
-__all__ = ["Layer", "find_layers", "output_heads", "replacement_refusal", "sequence_level_layers"]
+__all__ = [
+    "Layer",
+    "find_layers",
+    "is_conv1d",
+    "output_heads",
+    "replacement_refusal",
+    "sequence_level_layers",
+    "stacked_experts",
+]
 
-LayerKind = Literal["linear", "norm"]
+LayerKind = Literal["linear", "projection", "experts", "norm"]
 
 
 @dataclass
 class Layer:
-    """One Linear or norm of a model: ``names[0]`` is the name it is reported under."""
+    """One layer of a model: ``names[0]`` is the name it is reported under.
+
+    A ``projection`` is a Linear that its module, an ``nn.MultiheadAttention``, has in Parameters
+    only: ``part`` says which. ``experts`` are Linears stacked in the Parameter ``part`` of
+    ``module``. ``attention``: the ``nn.MultiheadAttention`` that a projection, or the Linear that
+    is its ``out_proj``, belongs to.
+    """
 
     module: nn.Module
     kind: LayerKind
     names: list[str] = field(default_factory=list)
+    part: str | None = None
+    attention: nn.MultiheadAttention | None = None
 
     @property
     def name(self) -> str:
@@ -34,15 +52,54 @@ class Layer:
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
-    """Every Linear (``nn.Linear``, its subclasses, transformers' ``Conv1D``) and norm, in order."""
-    found: dict[int, Layer] = {}
+    """Every Linear and norm, in order.
+
+    Linears are ``nn.Linear``, its subclasses, transformers' ``Conv1D``, the input projections of
+    ``nn.MultiheadAttention`` and the experts that one Parameter stacks.
+    """
+    found: dict[tuple[int, str | None], Layer] = {}
+    attention_of: dict[int, nn.MultiheadAttention] = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        kind = _kind(module)
-        if kind is None:
-            continue
-        layer = found.setdefault(id(module), Layer(module, kind))
-        layer.names.append(name)
+        for layer in _layers_of(module, attention_of.get(id(module))):
+            key = (id(module), layer.part)
+            inner = name if layer.part is None else f"{name}.{layer.part}".removeprefix(".")
+            found.setdefault(key, layer).names.append(inner)
+        if isinstance(module, nn.MultiheadAttention):
+            attention_of[id(module.out_proj)] = module
     return list(found.values())
+
+
+def _layers_of(module: nn.Module, attention: nn.MultiheadAttention | None) -> list[Layer]:
+    if isinstance(module, nn.MultiheadAttention):
+        return [Layer(module, "projection", [], part, module) for part in INPUT_PROJECTIONS]
+    kind = _kind(module)
+    if kind is not None:
+        return [Layer(module, kind, attention=attention)]
+    return [Layer(module, "experts", [], key) for key in stacked_experts(module)]
+
+
+def stacked_experts(module: nn.Module) -> list[str]:
+    """Keys of the Parameters of ``module`` that stack a weight of each expert: [experts, ...]."""
+    if "Experts" not in type(module).__name__:
+        return []
+    return [key for key, p in module._parameters.items() if p is not None and p.dim() == 3]
+
+
+def as_linear(layer: Layer) -> nn.Linear:
+    """A linear layer as an ``nn.Linear`` over the same memory: what an engine is asked about."""
+    module = layer.module
+    if layer.kind == "projection":
+        assert layer.attention is not None
+        assert layer.part is not None
+        return input_projections(layer.attention, layer.attention)[layer.part].as_linear()
+    if is_conv1d(module):
+        weight, bias = module._parameters["weight"], module._parameters.get("bias")
+        assert weight is not None
+        return plain_linear(weight.t(), bias)
+    assert isinstance(module, nn.Linear)
+    if layer.attention is not None:
+        return plain_linear(module.weight, module.bias)
+    return module
 
 
 def _kind(module: nn.Module) -> LayerKind | None:
@@ -64,9 +121,16 @@ def replacement_refusal(layer: Layer, referenced_elsewhere: set[int]) -> str | N
     """
     module = layer.module
     kind = type(module)
+    if layer.kind == "experts":
+        stacked = module._parameters[str(layer.part)]
+        assert stacked is not None
+        return (
+            f"it stacks the weights of {stacked.shape[0]} experts in one Parameter, and each of "
+            "them sees as many tokens as are sent to it, which is no multiple of 16"
+        )
+    if layer.attention is not None:
+        return attention_refusal(layer.attention, referenced_elsewhere)
     if layer.kind == "linear":
-        if is_conv1d(module):
-            return "Conv1D stores its weight transposed, [in, out]; only nn.Linear is converted"
         if (
             isinstance(module, nn.modules.lazy.LazyModuleMixin)
             and module.has_uninitialized_params()
@@ -74,7 +138,7 @@ def replacement_refusal(layer: Layer, referenced_elsewhere: set[int]) -> str | N
             return "its shape is not known before its first forward pass"
         if kind.__name__ == "NonDynamicallyQuantizableLinear":
             return "nn.MultiheadAttention reads its weight and never calls it"
-        if kind is not nn.Linear:
+        if kind is not nn.Linear and not is_conv1d(module):
             return f"{kind.__name__} is a subclass of nn.Linear and may compute something else"
         if module._parameters.get("weight") is None:
             return "its weight is not a Parameter of its own (it is computed by a hook)"

@@ -1,4 +1,4 @@
-"""The conversion report: what became of every Linear and norm of a model, and why."""
+"""The conversion report: what became of every linear layer and norm of a model, and why."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ class Replacement:
 
     ``original`` holds no Parameter while it is out of the model, so that an engine that keeps its
     weights otherwise does not pay for them twice. ``own_hooks`` are the keys of the hooks that the
-    replacement brought with it, by hook attribute.
+    replacement brought with it, by hook attribute. ``holds_layers``: the replacement computes in
+    the engine's precision only where layers inside of it do. ``without_nesting``: encoders that
+    were kept from giving it nested tensors.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Replacement:
     parameter_names: tuple[str, ...]
     buffer_names: tuple[str, ...]
     own_hooks: dict[str, tuple[int, ...]]
+    holds_layers: bool = False
+    without_nesting: list[nn.TransformerEncoder] = field(default_factory=list)
 
 
 @dataclass
@@ -76,7 +80,9 @@ class ConversionReport:
 
         Of a fused layer the module that holds its Parameters.
         """
-        layers = {item.name: item.replacement for item in self.replacements}
+        layers = {
+            item.name: item.replacement for item in self.replacements if not item.holds_layers
+        }
         if self.fusion is not None:
             layers |= {name: self.model.get_submodule(name) for name in self.fusion.layers}
         return layers

@@ -77,3 +77,5 @@ def give_back(item: Replacement) -> None:
         for hook in keys:
             original.__dict__[attribute].pop(hook, None)
     _rebind_load_hooks(replacement, original)
+    for encoder in item.without_nesting:
+        encoder.use_nested_tensor = True

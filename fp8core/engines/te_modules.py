@@ -81,5 +81,10 @@ def _class(name: str) -> Any:
             output: Tensor = base.forward(self, input, is_first_microbatch=first)
             return output
 
+        def weights_as_kernels_read_them(self: Any) -> list[Any]:
+            # A weight that the model keeps transposed is seen through a view; the casts read rows.
+            return [weight.contiguous() for weight in base._get_weight_tensors(self)]
+
         members["forward"] = forward
+        members["_get_weight_tensors"] = weights_as_kernels_read_them
     return type(f"Octrain{name}", (base,), members)

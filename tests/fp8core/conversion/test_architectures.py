@@ -51,8 +51,8 @@ MIXTRAL = {**DECODER, "num_local_experts": 4, "num_experts_per_tok": 2}
         ("Qwen3", DECODER, 2 * 7 + 9, 1),
         ("Gemma", DECODER, 2 * 7 + 5, 1),
         ("Gemma3Text", DECODER, 2 * 7 + 13, 1),
-        ("Mixtral", MIXTRAL, 2 * 4 + 5, 1),
-        ("GPT2", GPT2, 2 * 2 + 1, 2 * 4 + 1),  # its Conv1D layers stay
+        ("Mixtral", MIXTRAL, 2 * 4 + 5, 1 + 2 * 2),  # its experts are stacked and stay
+        ("GPT2", GPT2, 2 * (4 + 2) + 1, 1),
         ("Bert", ENCODER, 2 * 6 + 1 + 6, 1),
         ("T5", T5, 2 * 6 + 2 * 10 + 12, 1),
         ("ViT", VIT, 2 * 6 + 5, 1),
@@ -101,8 +101,8 @@ def test_a_transformer_encoder_of_torch():
     keys = list(model.state_dict())
     engine = engines.create(EmulatedDelayed(engine="emulated"), torch.device("cpu"))
     report = convert(model, engine, Conversion())
-    assert len(report.converted) == 2 * 4 + 1, report.to_json()
-    assert [row.name for row in report.kept] == [f"layers.{i}.self_attn.out_proj" for i in (0, 1)]
+    assert len(report.converted) == 2 * (4 + 2 + 2) + 1, report.to_json()
+    assert report.kept == []
     assert list(model.state_dict()) == keys
     torch.testing.assert_close(model(x), reference(x), rtol=1e-4, atol=1e-4)
     with engine.training_context():

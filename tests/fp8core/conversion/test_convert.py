@@ -249,24 +249,6 @@ def test_keeps_what_is_held_outside_the_module_tree(engine, conversion):
     assert "outside the module tree" in report.rows[0].reason
 
 
-def test_keeps_the_projection_inside_multihead_attention(engine, conversion):
-    model = nn.TransformerEncoder(
-        nn.TransformerEncoderLayer(32, 2, 64, batch_first=True, dropout=0.0),
-        2,
-        enable_nested_tensor=False,
-    )
-    reference = copy.deepcopy(model)
-    report = convert(model, engine, conversion())
-    kept = {row.name: row.reason for row in report.kept}
-    assert set(kept) == {f"layers.{i}.self_attn.out_proj" for i in range(2)}
-    assert all("never calls it" in reason for reason in kept.values())
-    x = torch.randn(2, 8, 32)
-    torch.testing.assert_close(model(x), reference(x))
-    model.eval(), reference.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), reference(x))
-
-
 def test_skip_and_only_patterns(engine, conversion):
     def build():
         return nn.ModuleDict(
