@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from fp8core.conversion import Decision
+from fp8core.conversion.find import is_conv1d
 from fp8core.conversion.replace import put_in_place
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch, round_up
@@ -68,7 +69,7 @@ def dry_run(
         block.layer.forward = fused_forward(block, spec, compute)
     for decision in decisions:
         module = decision.layer.module
-        if decision.reason is None:
+        if decision.reason is None and decision.layer.kind != "projection":  # runs as it is
             planned = _planned(decision, spec, compute)
             put_in_place(model, module, planned)
             with_adapter = [planned if each is module else each for each in with_adapter]
@@ -267,6 +268,8 @@ class _PlannedLinear(nn.Module):
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)  # type: ignore[arg-type]
         self._compute = compute
+        # A Conv1D's weight lies the other way round.
+        self.features_at = 1 if is_conv1d(linear) else 0
         engine = spec.recipe.engine
         override = getattr(spec.recipe, "override_linear_precision", (False, False, False))
         _, dgrad_high, wgrad_high = override
@@ -291,7 +294,7 @@ class _Linear(torch.autograd.Function):
         if needs_input and plan.weight_copies:
             kept.append(input.new_empty(*weight.shape, plan.weight_copies, dtype=torch.uint8))
         ctx.save_for_backward(*kept)
-        return input.new_empty(*input.shape[:-1], weight.shape[0])
+        return input.new_empty(*input.shape[:-1], weight.shape[plan.features_at])
 
 
 class _PlannedNorm(nn.Module):

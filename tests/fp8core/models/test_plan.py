@@ -6,9 +6,11 @@ import json
 
 import pytest
 import torch
+import transformers
 
 from fp8core import engines
-from fp8core.conversion import convert
+from fp8core.conversion import convert, decide
+from fp8core.conversion.shape_rules import shape_rules
 from fp8core.data.attention import model_inputs
 from fp8core.errors import SpecRefused
 from fp8core.models import load, plan
@@ -157,6 +159,21 @@ def test_the_dry_run_counts_what_a_real_forward_pass_keeps(make_spec, llama_conf
     assert run.total == pytest.approx(real, rel=0.02)
     assert len(run.blocks) == 2
     assert run.logits == 2 * 64 * 272
+
+
+def test_the_dry_run_takes_the_linear_layers_of_gpt2(make_spec):
+    sizes = {"vocab_size": 272, "n_embd": 64, "n_layer": 1, "n_head": 4, "n_positions": 128}
+    spec = make_spec({"model_type": "gpt2", **sizes}, recipe={"engine": "te"})
+    with torch.device("meta"):
+        meta = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    decisions = decide(meta, shape_rules(spec.recipe), spec.conversion)
+    converted = [d for d in decisions if d.reason is None and d.norm is None]
+    assert {type(d.layer.module).__name__ for d in converted} == {"Conv1D"}
+    run = dry_run(meta, decisions, list(meta.transformer.h), spec)
+    tokens = spec.training.batch_size * 64
+    assert run.logits == tokens * 272
+    # The inputs of four GEMMs and their weights both ways round, in FP8, and much more.
+    assert run.blocks[0] > tokens * (3 * 64 + 256) + 2 * 12 * 64 * 64
 
 
 def test_adapters_need_gradients_and_states_of_their_own_only(make_spec, llama_config):
