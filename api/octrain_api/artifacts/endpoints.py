@@ -10,7 +10,7 @@ from octrain_api.artifacts.archive import parse_range
 from octrain_api.artifacts.schemas import ArtifactList, ConversionReport, PrecisionTable
 from octrain_api.artifacts.service import ArtifactService
 from octrain_api.dependencies import ContextDep, SessionDep
-from octrain_api.jobs.access import VisibleJob
+from octrain_api.jobs.access import VisibleJob, VisibleWholeJob
 from octrain_api.problems import Problem
 
 router = APIRouter(prefix="/jobs", tags=["artifacts"])
@@ -60,7 +60,7 @@ async def download_file(
     },
 )
 async def download_model(
-    job: VisibleJob,
+    job: VisibleWholeJob,
     session: SessionDep,
     context: ContextDep,
     range_: Annotated[str | None, Header(alias="Range", max_length=200)] = None,

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import defer
 
 from octrain_api.database import psycopg_of
 from octrain_api.models import Attempt, Job
@@ -110,6 +111,14 @@ class JobRepository:
         if owner is not None:
             statement = statement.where(Job.owner == owner)
         statement = statement.execution_options(populate_existing=True)
+        return (await self._session.scalars(statement)).one_or_none()
+
+    async def head(self, job_id: str, owner: str | None) -> Job | None:
+        """The job without its spec and its latest metrics, which are most of it."""
+        large = [defer(column, raiseload=True) for column in (Job.spec, Job.latest_metrics)]
+        statement = select(Job).where(Job.id == job_id, Job.deleted_at.is_(None)).options(*large)
+        if owner is not None:
+            statement = statement.where(Job.owner == owner)
         return (await self._session.scalars(statement)).one_or_none()
 
     async def state(self, job_id: str) -> JobState | None:

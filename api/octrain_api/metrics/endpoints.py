@@ -128,7 +128,7 @@ async def query_metrics(
     repository = JobRepository(session)
     jobs = []
     for job_id in dict.fromkeys(job):
-        found = await repository.get(job_id, principal.visible_owner)
+        found = await repository.head(job_id, principal.visible_owner)
         if found is None:
             raise not_found("job", job_id)
         jobs.append(found)
