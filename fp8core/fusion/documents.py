@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fp8core.data.attention import BY_DOCUMENTS, model_inputs
 from fp8core.data.batch import IGNORED, Batch
+from fp8core.fusion.flash import flash_attention, takes
 from fp8core.fusion.sequences import Sequences, document_bounds
 
 __all__ = [
@@ -31,7 +32,6 @@ SEQUENCES = "fused_sequences"
 """The keyword under which a `Sequences` goes through a model to its blocks and attention."""
 
 _WATCHED = f"{BY_DOCUMENTS}_watched"
-_HALF = (torch.bfloat16, torch.float16)
 _BOUND = 0.05  # of bf16, as in `check`; documents that see one another are off by far more
 _ROWS, _LENGTH = 2, 64
 _CUTS = ((0, 23), (1, 40))  # (row, place): where the second document of each row begins
@@ -180,7 +180,7 @@ def _by_documents(
     if window is not None and window >= sequences.length:
         window = None  # it hides nothing, and kernels without one are faster
     query, key, value = _as_under_autocast(query, key, value)
-    if not _kernels_take(query, key, value):
+    if not takes(query, key, value):
         mask = None
         if sequences.bounds is not None or window is not None:
             mask = sequences.mask(query.device, window)
@@ -196,7 +196,11 @@ def _by_documents(
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return output.transpose(1, 2).contiguous(), None
-    return _flash(query, key, value, sequences, dropout, scaling, window), None
+    query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+    output = flash_attention(
+        query, key, value, sequences, dropout=dropout, scale=scaling, window=window
+    )
+    return output, None
 
 
 def _as_under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -207,46 +211,3 @@ def _as_under_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     else:
         dtype = min((tensor.dtype for tensor in tensors), key=lambda kind: kind.itemsize)
     return tuple(tensor.to(dtype) for tensor in tensors)
-
-
-def _kernels_take(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    width = query.shape[-1]
-    return (
-        query.is_cuda
-        and query.dtype in _HALF
-        and width == key.shape[-1] == value.shape[-1]
-        and width % 8 == 0
-        and width <= 256
-        and query.shape[1] % key.shape[1] == 0
-    )
-
-
-def _flash(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequences: Sequences,
-    dropout: float,
-    scaling: float | None,
-    window: int | None,
-) -> Tensor:
-    """PyTorch's flash attention over sequences laid one after another: [B, T, heads, d]."""
-    tokens = [part.transpose(1, 2).flatten(0, 1).contiguous() for part in (query, key, value)]
-    bounds = sequences.bounds
-    if bounds is None:
-        begins = range(0, sequences.rows * sequences.length + 1, sequences.length)
-        bounds = torch.tensor(list(begins), dtype=torch.int32, device=query.device)
-    output: Tensor = torch.ops.aten._flash_attention_forward(
-        *tokens,
-        bounds,
-        bounds,
-        sequences.length,
-        sequences.length,
-        dropout,
-        True,
-        False,
-        scale=scaling,
-        window_size_left=None if window is None else window - 1,
-        window_size_right=None if window is None else 0,
-    )[0]
-    return output.view(sequences.rows, sequences.length, *output.shape[1:])

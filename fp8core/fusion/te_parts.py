@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
 from fp8core.engines.weight_casts import WeightCasts
+from fp8core.fusion.flash import flash_attention
 from fp8core.fusion.joined import join
 from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf
 from fp8core.fusion.sequences import Sequences
@@ -53,6 +54,7 @@ class TEParts:
         self._convert_linear = convert_linear
         self._casts = casts
         self._compute_dtype = compute_dtype
+        self._gathered: tuple[Sequences, int, Tensor] | None = None
 
     def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
         assert norm.weight is not None
@@ -121,12 +123,11 @@ class TEParts:
         )
 
         def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-            # A window as wide as the rows hides nothing, and kernels without one are faster.
-            window = None
-            if half.window is not None and half.window < sequences.length:
-                window = (half.window - 1, 0)
-            bounds = sequences.bounds
-            if bounds is None:
+            if sequences.bounds is None:
+                # A window as wide as the rows hides nothing, and kernels without one are faster.
+                window = None
+                if half.window is not None and half.window < sequences.length:
+                    window = (half.window - 1, 0)
                 output: Tensor = core(
                     query.contiguous(),
                     key.contiguous(),
@@ -136,34 +137,35 @@ class TEParts:
                     window_size=window,
                 )
                 return output
-            query, key, value = (part.flatten(0, 1).contiguous() for part in (query, key, value))
-            packed: Tensor = core(
-                query,
-                key,
-                value,
-                qkv_format="thd",
-                cu_seqlens_q=bounds,
-                cu_seqlens_kv=bounds,
-                # The same for every batch: kernels are chosen, and some made, by this length.
-                max_seqlen_q=sequences.length,
-                max_seqlen_kv=sequences.length,
-                attn_mask_type="padding_causal",
-                window_size=window,
-            )
-            return packed.view(sequences.rows, sequences.length, -1)
+            scale = half.scale
+            packed = flash_attention(query, key, value, sequences, scale=scale, window=half.window)
+            return packed.flatten(2)
 
         return attend
 
     def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
-        table = angles[:, None, None, :]
-        bounds = sequences.bounds
-        if bounds is None:
-            rotated: Tensor = self._rotate(heads, table, tensor_format="bshd", fused=True)
+        if sequences.bounds is None:
+            rotated: Tensor = self._rotate(
+                heads, angles[:, None, None, :], tensor_format="bshd", fused=True
+            )
             return rotated
-        packed: Tensor = self._rotate(
-            heads.flatten(0, 1), table, tensor_format="thd", fused=True, cu_seqlens=bounds
+        # As one row with angles of each token's own: the kernel that takes bounds starts a block
+        # for every token of the longest row in each of the sequences, of which there are many.
+        row: Tensor = self._rotate(
+            heads.flatten(0, 1)[None],
+            self._of_tokens(angles, sequences)[:, None, None, :],
+            tensor_format="bshd",
+            fused=True,
         )
-        return packed.view(sequences.rows, sequences.length, *packed.shape[1:])
+        return row.view(heads.shape)
+
+    def _of_tokens(self, angles: Tensor, sequences: Sequences) -> Tensor:
+        """``angles`` [B * T, d] at each token's place in its sequence; made once a micro-batch."""
+        of, table, gathered = self._gathered or (None, 0, angles)
+        if of is not sequences or table != angles.data_ptr():
+            gathered = angles[sequences.positions(angles.device).flatten()]
+            self._gathered = sequences, angles.data_ptr(), gathered
+        return gathered
 
     def forget(self, names: Iterable[str]) -> None:
         self._forget(names)

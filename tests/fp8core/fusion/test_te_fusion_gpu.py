@@ -303,7 +303,8 @@ def test_the_kernel_of_the_update_does_what_the_plain_path_does(master: bool) ->
     for key, own in found[0].items():
         apart = (own.float() - found[1][key].float()).norm() / own.float().norm()
         print(master, key, float(apart))
-        assert float(apart) < (1e-5 if master else 0.01), key
+        # Of fp32 masters that differ in their last bits a few round to the other bf16 neighbour.
+        assert float(apart) < (1e-5 if own.dtype == torch.float32 else 0.01), key
     if not master:
         # Rounded to either side: on average nothing is lost.
         bias = (found[1]["weight"].float() - found[0]["weight"].float()).mean()
