@@ -52,7 +52,7 @@ def fail(job: Job, tmp_path: Path, fault: str, **parts: Any) -> Failed:
     environment = {
         **os.environ,
         "FAULT": fault,
-        "PYTHONPATH": f"{HERE / 'planted'}:{REPOSITORY}",
+        "PYTHONPATH": ":".join([f"{HERE / 'planted'}", f"{REPOSITORY}", *sys.path]),
     }
     with log.open("wb") as output:
         done = subprocess.run(
