@@ -20,7 +20,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-EVERY, WINDOW, WARM_UP, PAIRS = 20, 10, 40, 10
+EVERY, WINDOW, WARM_UP, PAIRS = 20, 10, 40, 6
 STEPS = WARM_UP + EVERY * PAIRS + WINDOW
 
 SIZES = {
