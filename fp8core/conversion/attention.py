@@ -45,6 +45,12 @@ def attention_refusal(
         return f"{kind.__name__} is a subclass of {name} and may compute something else"
     if "forward" in attention.__dict__ or "forward" in attention.out_proj.__dict__:
         return f"the forward of its {name} was replaced on this one object"
+    wanted = ("in_proj_weight",) if attention._qkv_same_embed_dim else _separate_keys()
+    computed = [key for key in wanted if attention._parameters.get(key) is None]
+    if type(attention.out_proj).__name__ != "NonDynamicallyQuantizableLinear":
+        return f"its output projection is a {type(attention.out_proj).__name__}, not torch's own"
+    if computed or attention.out_proj._parameters.get("weight") is None:
+        return f"a weight of its {name} is not a Parameter of its own (it is computed by a hook)"
     children = sorted(attention._modules.keys() - {"out_proj"})
     if children:
         return f"its {name} holds further modules: {', '.join(children)}"
@@ -52,12 +58,6 @@ def attention_refusal(
     strangers += sorted(attention.out_proj._parameters.keys() - {"weight", "bias"})
     if strangers:
         return f"its {name} holds further parameters: {', '.join(strangers)}"
-    wanted = ("in_proj_weight",) if attention._qkv_same_embed_dim else _separate_keys()
-    computed = [key for key in wanted if attention._parameters.get(key) is None]
-    if type(attention.out_proj).__name__ != "NonDynamicallyQuantizableLinear":
-        return f"its output projection is a {type(attention.out_proj).__name__}, not torch's own"
-    if computed or attention.out_proj._parameters.get("weight") is None:
-        return f"a weight of its {name} is not a Parameter of its own (it is computed by a hook)"
     if {id(attention), id(attention.out_proj)} & referenced_elsewhere:
         return (
             "another module holds it outside the module tree, where a replacement would not reach"

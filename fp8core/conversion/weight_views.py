@@ -77,13 +77,15 @@ def see_part(layer: nn.Module, part: Part) -> None:
     for key in ("weight", "bias"):
         layer._parameters.pop(key, None)
     layer.__dict__["part"] = part
-    layer.__class__ = _partial(type(layer))
+    kind: Any = type(layer)
+    layer.__class__ = _partial(kind)
 
 
 def see_transposed(layer: nn.Module, weight: nn.Parameter) -> None:
     """Has ``layer`` hold ``weight`` [in_features, out_features] and read it transposed."""
     layer._parameters["weight"] = weight
-    layer.__class__ = _transposing(type(layer))
+    kind: Any = type(layer)
+    layer.__class__ = _transposing(kind)
 
 
 @functools.cache

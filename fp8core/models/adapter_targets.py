@@ -20,13 +20,14 @@ def adapter_targets(model: nn.Module, adapter: LoraAdapter) -> list[Layer]:
     """The layers of ``model``, before it is converted, that get an adapter, in the model's order.
 
     Never the output head, which may share its weight with the embedding, nor a classifier's head,
-    which is trained as a whole. Raises ``SpecRefused`` for a pattern that matches no other layer.
+    which is trained as a whole; nor the projections of an ``nn.MultiheadAttention``, which reads
+    their weights and would pass by what stands beside them. Raises ``SpecRefused`` for a pattern that matches no other layer.
     """
     heads = output_heads(model).keys() | sequence_level_layers(model)
     layers = [
         layer
         for layer in find_layers(model)
-        if layer.kind == "linear" and id(layer.module) not in heads
+        if layer.kind == "linear" and layer.attention is None and id(layer.module) not in heads
     ]
     if adapter.target_modules == "linear":
         found = layers

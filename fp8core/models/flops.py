@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8core.conversion.find import is_conv1d, sequence_level_layers
+from fp8core.conversion.find import is_conv1d, sequence_level_layers, stacked_experts
 
 __all__ = ["FORMULA", "StepFlops", "step_flops"]
 
@@ -78,8 +78,10 @@ def _gemm_weights(module: nn.Module, config: Any) -> int:
     """Weights that one row of the module's input is multiplied with."""
     if isinstance(module, nn.Linear) or is_conv1d(module):
         return int(module.weight.numel())  # type: ignore[operator]  # a Tensor
-    experts = [p for p in module.parameters(recurse=False) if p.dim() == 3]
-    if experts and "Experts" in type(module).__name__:
+    if isinstance(module, nn.MultiheadAttention):
+        return sum(p.numel() for p in module.parameters(recurse=False) if p.dim() == 2)
+    experts = [module.get_parameter(key) for key in stacked_experts(module)]
+    if experts:
         text = config.get_text_config()
         chosen = int(getattr(text, "num_experts_per_tok", 1))
         return sum(p.numel() // p.shape[0] for p in experts) * chosen

@@ -77,6 +77,9 @@ def attach(spec: JobSpec, model: nn.Module, targets: Sequence[Layer]) -> Adapter
         warnings.filterwarnings("ignore", message="Unsupported layer type")
         torch.manual_seed(spec.training.seed)
         wrapped = get_peft_model(model, wrapping, autocast_adapter_dtype=False)
+    for layer, base in zip(targets, modules, strict=True):
+        # peft keeps one answer for all layers. A converted Conv1D has its weight as a Linear has.
+        model.get_submodule(layer.name).fan_in_fan_out = is_conv1d(base)  # type: ignore[assignment]
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

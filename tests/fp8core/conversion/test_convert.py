@@ -348,13 +348,18 @@ def test_conversion_takes_no_memory_for_weights():
         spec = parse_spec({"model": {"source": "config", "config": {"model_type": "llama"}},
                            "data": {"source": "builtin"}, "recipe": {"engine": "emulated"}})
         engine = engines.create(spec.recipe, torch.device("cpu"))
+        from transformers.pytorch_utils import Conv1D
         shapes = [(1024, 3072), (3072, 1024)]
-        model = nn.Sequential(*[nn.Linear(*shapes[i % 2]) for i in range(16)])
+        model = nn.Sequential(
+            *[nn.Linear(*shapes[i % 2]) for i in range(8)],
+            *[Conv1D(*shapes[i % 2]) for i in range(4)],
+            *[nn.MultiheadAttention(1024, 8) for _ in range(4)],
+        )
         with torch.no_grad():
             for p in model.parameters(): p.fill_(1.0)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         report = convert(model, engine, Conversion())
-        assert len(report.converted) == 16, report.to_json()
+        assert len(report.converted) == 8 + 4 + 4 * 4, report.to_json()
         print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
     """
     done = subprocess.run(
