@@ -10,7 +10,6 @@ import psycopg
 from sqlalchemy import ColumnElement, Engine, SQLColumnExpression, event, func, select
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import (
-    AsyncConnection,
     AsyncSession,
     async_sessionmaker,
     create_async_engine,
@@ -91,8 +90,6 @@ class Database:
         self._direct = DirectConnections(
             lambda: self.connect(application_name), settings.pool_size, _PATIENCE
         )
-        # The same pool again; every statement is a transaction of its own.
-        self._singles = self.engine.execution_options(isolation_level="AUTOCOMMIT")
         # The same pool; every transaction reads the database as it was at its first statement.
         snapshots = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._snapshots = async_sessionmaker(snapshots, expire_on_commit=False)
@@ -107,12 +104,8 @@ class Database:
         """A session to be used as a context manager; it rolls back what was not committed."""
         return self._sessions()
 
-    def single(self) -> AsyncConnection:
-        """A connection of the pool, as a context manager, that commits each statement by itself."""
-        return self._singles.connect()
-
     def snapshot(self) -> AsyncSession:
-        """The same for readers: what one transaction reads in several statements fits together."""
+        """A session for readers: what it reads in several statements is of one moment."""
         return self._snapshots()
 
     def direct(self) -> AbstractAsyncContextManager[Connection]:

@@ -87,5 +87,8 @@ class DirectConnections:
         # One that broke, or whose statement was cut off in the middle, is of no use to anybody.
         if connection.pgconn.transaction_status == TransactionStatus.IDLE:
             self._idle.append((time.monotonic(), connection))
-        else:
-            await connection.close()
+            return
+        if connection.broken:
+            # The server has gone, most likely, and the others with it.
+            await self.close()
+        await connection.close()

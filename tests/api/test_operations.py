@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octrain_api.app import create_app
 from octrain_api.controller.figures import Figures
+from octrain_api.direct import DirectConnections, TooManyWait
 from octrain_api.observability.context import Work, begun, request_id_from
 from octrain_api.observability.logs import JsonFormatter, TextFormatter, redact
 from octrain_api.settings import BrokerSettings, PrometheusSettings
@@ -22,6 +23,34 @@ from octrain_api.settings import BrokerSettings, PrometheusSettings
 async def _ready(service: Any) -> tuple[int, dict[str, Any]]:
     answer = await service.client(None).get("http://octrain/readyz")
     return answer.status_code, answer.json()
+
+
+async def test_connections_that_broke_are_not_used_again(lone_service: Any) -> None:
+    direct = DirectConnections(lambda: lone_service.database.connect("direct"), 2, 0.05)
+
+    async def pid() -> int:
+        async with direct.connection() as connection:
+            return connection.info.backend_pid
+
+    async with direct.connection(), direct.connection():
+        assert direct.used == 2
+        with pytest.raises(TooManyWait):
+            await pid()
+    assert direct.used == 0
+    first = await pid()
+    assert await pid() == first
+    kill = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'direct'"
+    )
+    await lone_service.sql(kill)
+    with pytest.raises(psycopg.OperationalError):
+        async with direct.connection() as connection:
+            await connection.execute("SELECT pg_sleep(60)")
+    # The other one was killed too, and is not tried.
+    async with direct.connection() as one, direct.connection() as two:
+        for connection in (one, two):
+            assert await (await connection.execute("SELECT 1")).fetchone() == (1,)
+    await direct.close()
 
 
 async def test_readiness_tells_of_every_part(lone_service: Any, worker: Any) -> None:
