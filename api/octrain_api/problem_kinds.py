@@ -215,8 +215,8 @@ _kind(
     "request-invalid",
     422,
     "Request not valid",
-    "A value in the path, the query, a header or the body is not valid; `errors` lists each with "
-    "a JSON pointer.",
+    "A value in the path, the query, a header or the body is not valid, or the query has a "
+    "parameter that the route does not know; `errors` lists each with a JSON pointer.",
     "Correct the values named in `errors`.",
 )
 _kind(
