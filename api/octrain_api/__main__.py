@@ -57,13 +57,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(settings: Settings, host: str, port: int) -> int:
+    from octrain_api.collection import collect_nothing_yet
+
+    collect_nothing_yet()
     from octrain_api.server import serve
 
     return serve(settings, host, port)
 
 
 def _controller(settings: Settings) -> int:
-    from octrain_api.collection import spare_what_stays
+    from octrain_api.collection import collect_nothing_yet, spare_what_stays
+
+    collect_nothing_yet()
     from octrain_api.controller.main import run
     from octrain_api.migrate import SchemaMismatch
 

@@ -141,9 +141,12 @@ def _none_works(reason: str) -> dict[str, dict[str, Any]]:
 
 def print_engines(device: str) -> None:
     """The subprocess's part: asks every engine, prints one marked line of JSON."""
-    import torch
+    from fp8core.commands.imports import importing
 
-    from fp8core.engines import all_availability
+    with importing():
+        import torch
+
+        from fp8core.engines import all_availability
 
     found = all_availability(torch.device(device))
     answer = {
