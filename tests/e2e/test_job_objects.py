@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -204,6 +206,10 @@ def test_queued_jobs_say_where_they_stand_and_why(service, poll):
     long = [service.submit(f"long-{n}", training={"steps": 100_000}) for n in range(2)]
     for job in long:
         service.step(job, 1)
+    # They hold the slots, and frozen they leave the processors to the others.
+    trainers = [service.trainer(job) for job in long]
+    for pid in trainers:
+        os.kill(pid, signal.SIGSTOP)
     waiting = [service.submit(f"waiting-{n}") for n in range(2)]
     first = service.submit("urgent", priority=50)
     pollers = [poll(job) for job in (*waiting, first)]
@@ -220,7 +226,8 @@ def test_queued_jobs_say_where_they_stand_and_why(service, poll):
     assert waiting[0].status == "cancelled"
     assert positions() == [1, None, 2]
     # One slot at a time: of two freed at once, one tick could place both with one time of creation.
-    for job, follower in zip(long, (first, waiting[1]), strict=True):
+    for pid, job, follower in zip(trainers, long, (first, waiting[1]), strict=True):
+        os.kill(pid, signal.SIGCONT)
         job.cancel()
         service.end(job, "cancelled")
         service.end(follower, "succeeded")
