@@ -2,17 +2,20 @@
 
 The layer object stays in the model with all its children, Parameters and hooks; its class becomes a
 subclass of its own whose ``forward`` takes the fused way. What that way does not serve (a key-value
-cache, a mask of the caller's own) takes the layer's own, with the same Parameters.
+cache, a mask of the caller's own) takes the layer's own, with the same Parameters and without FP8;
+in training that is warned of.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lay_together
 from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf
@@ -22,6 +25,10 @@ from fp8core.fusion.sequences import Sequences
 __all__ = ["FusedAttention", "FusedBlock", "FusedMLP"]
 
 _HELD = "_fused_block"
+_PLAIN = (
+    "a fused block computes as its model does, without FP8, as it was called with a mask or a "
+    "key-value cache: call the model with `use_cache=False` and what `fused_inputs` gives"
+)
 _CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
 
 
@@ -170,6 +177,15 @@ class FusedBlock:
         return output
 
 
+def _makes_masks(layer: Any) -> bool:
+    """Whether the model would have made a mask where its rows are more than one sequence each.
+
+    For flash attention it makes none, and what lies in a row is told by positions alone.
+    """
+    config = getattr(getattr(layer, "self_attn", None), "config", None)
+    return getattr(config, "_attn_implementation", "eager") in ("eager", "sdpa", BY_DOCUMENTS)
+
+
 @functools.cache
 def _fused_class(kind: Any) -> Any:
     own_forward = kind.forward
@@ -178,12 +194,15 @@ def _fused_class(kind: Any) -> Any:
         sequences = options.pop(SEQUENCES, None)
         block: FusedBlock = self.__dict__[_HELD]
         cached = any(options.get(name) is not None for name in _CACHES)
-        if sequences is None and options.get("attention_mask") is None and not cached:
+        unmasked = sequences is None and options.get("attention_mask") is None
+        if unmasked and not cached and _makes_masks(self):
             # No mask means causal over each row.
             sequences = Sequences(*hidden_states.shape[:2])
         if sequences is None or positional or cached:
             if sequences is not None:
                 options[SEQUENCES] = sequences
+            if self.training and torch.is_grad_enabled():
+                warnings.warn(_PLAIN, stacklevel=2)
             return own_forward(self, hidden_states, *positional, **options)
         return block(hidden_states, sequences, options)
 

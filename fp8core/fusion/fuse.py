@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import nn
 from fp8core.fusion import check
 from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.parts import BlockParts, Halves
+from fp8core.fusion.reach import unreached
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
 
@@ -70,13 +71,17 @@ class ModelFusion:
         return len(self.attentions) == self.candidates > 0
 
     def remove(self, layers: Collection[str]) -> dict[str, str]:
-        """Un-fuses each half with one of ``layers``; all layers of those halves, with the half."""
+        """Un-fuses each half with one of ``layers``; all layers of those halves, with the half.
+
+        A block without a fused half is forgotten.
+        """
         removed = {}
         for block in self.blocks:
             for half, names in block.groups.items():
                 if set(names) & set(layers):
                     removed.update(dict.fromkeys(names, half))
                     block.remove_half(half)
+        self.blocks = [block for block in self.blocks if block.installed]
         return removed
 
     def remove_all(self) -> None:
@@ -123,8 +128,25 @@ def fuse(
         fused = tuple(block.groups) if block is not None else ()
         reason = "; ".join(halves.reasons) or None
         fusion.rows.append(BlockRow(name, kind, fused, reason))
+    if fusion.blocks and config is not None:
+        _withdraw_unreached(model, fusion, parts)
     model.__dict__[HELD] = fusion
     return fusion
+
+
+def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts) -> None:
+    """Takes all blocks out again where the model does not hand them the sequences of a batch."""
+    layers = [block.layer for block in fusion.blocks]
+    with parts.high_precision():
+        reason = unreached(model, layers, masked=not fusion.whole)
+    if reason is None:
+        return
+    parts.forget([name for block in fusion.blocks for name in block.made])
+    fusion.remove_all()
+    fusion.rows = [
+        replace(row, fused=(), reason="; ".join(filter(None, (row.reason, reason))))
+        for row in fusion.rows
+    ]
 
 
 def _proved(

@@ -21,6 +21,10 @@ __all__ = ["describe_block", "find_blocks"]
 
 _CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 
+_CHILDREN_OF_ATTENTION = ("input_layernorm", "self_attn")
+_CHILDREN_OF_MLP = ("post_attention_layernorm", "mlp")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
 
 def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) of everything that has attention and an MLP of its own: candidates."""
@@ -41,8 +45,8 @@ def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
     if "forward" in block.__dict__:
         halves.reasons.append("its forward was replaced on this one object")
         return halves
-    for describe in (_attention, _mlp):
-        found = describe(name, block, config)
+    for describe, parts in ((_attention, _CHILDREN_OF_ATTENTION), (_mlp, _CHILDREN_OF_MLP)):
+        found = _hooked(name, block, parts) or describe(name, block, config)
         if isinstance(found, AttentionHalf):
             halves.attention = found
         elif isinstance(found, MLPHalf):
@@ -50,6 +54,15 @@ def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
         else:
             halves.reasons.append(found)
     return halves
+
+
+def _hooked(name: str, block: nn.Module, children: tuple[str, ...]) -> str | None:
+    """Hooks of what a half replaces would not be called; those of the block itself are."""
+    for child in children:
+        for path, module in block.get_submodule(child).named_modules(prefix=f"{name}.{child}"):
+            if any(getattr(module, hooks) for hooks in _HOOKS):
+                return f"{path} has hooks, which would not be called"
+    return None
 
 
 def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:

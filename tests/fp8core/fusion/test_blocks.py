@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -168,7 +169,102 @@ def test_gradient_checkpointing_recomputes_the_fused_way(monkeypatch: pytest.Mon
         assert torch.equal(gradient, expected[1][name]), name
 
 
+def test_what_goes_the_models_own_way_in_training_is_warned_of() -> None:
+    batch = batches()["packed"]
+    model = make("Llama")
+    fuse(model, PlainParts(), {})
+    with pytest.warns(UserWarning, match="without FP8"):
+        model(**model_inputs(batch, model.config), use_cache=False)
+    with pytest.warns(UserWarning, match="without FP8"):
+        model(batch.input_ids)  # makes a key-value cache
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(**fused_inputs(model, batch, torch.float32))
+        model(batch.input_ids, use_cache=False)
+        model.eval()
+        model.generate(batch.input_ids[:1, :4], max_new_tokens=2, do_sample=False)
+
+
+def test_rows_told_by_positions_alone_go_the_models_own_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Models make no masks for flash attention, even where rows hold several documents."""
+    ids = batches()["packed"].input_ids
+    model = make("Llama")
+    fuse(model, PlainParts(), {})
+    calls = counted(monkeypatch)
+    model(ids, use_cache=False)
+    assert len(calls) == 2
+    model.config._attn_implementation_internal = "flash_attention_2"
+    for layer in model.model.layers:
+        # What the model itself would call is not installed here.
+        monkeypatch.setattr(
+            layer.self_attn, "forward", lambda hidden_states, **_: (hidden_states, None)
+        )
+    with pytest.warns(UserWarning, match="without FP8"):
+        model(ids, use_cache=False)
+    assert len(calls) == 2
+
+
 # What is refused
+
+
+def test_a_model_that_keeps_the_sequences_to_itself_is_not_fused() -> None:
+    model = make("Llama")
+    expected = model(**model_inputs(batches()["packed"], model.config), use_cache=False).logits
+    own = model.model.forward
+    model.model.forward = lambda *a, fused_sequences=None, **k: own(*a, **k)
+    fusion = fuse(model, PlainParts(), {})
+    assert not fusion.blocks
+    assert fusion.layers == {}
+    for row in fusion.rows:
+        assert row.to is None
+        assert "does not hand the sequences of its batches on" in str(row.reason)
+    assert {type(layer).__name__ for layer in model.model.layers} == {"LlamaDecoderLayer"}
+    inputs = fused_inputs(model, batches()["packed"], torch.float32)
+    assert torch.equal(model(**inputs, use_cache=False).logits, expected)
+
+
+def test_a_model_that_cannot_be_called_with_sequences_is_not_fused() -> None:
+    model = make("Llama")
+    own = model.forward
+    model.forward = lambda input_ids, attention_mask=None, position_ids=None, use_cache=None: own(
+        input_ids, attention_mask, position_ids, use_cache=use_cache
+    )
+    fusion = fuse(model, PlainParts(), {})
+    assert not fusion.blocks
+    assert "cannot be called with the sequences of its batches: TypeError" in str(
+        fusion.rows[0].reason
+    )
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("place", "half"), [("mlp.act_fn", "self_attn"), ("self_attn.q_proj", "mlp")]
+)
+def test_hooks_of_the_users_stay_called(place: str, half: str) -> None:
+    model = make("Llama")
+    called: list[str] = []
+    model.model.layers[0].get_submodule(place).register_forward_hook(
+        lambda *_: called.append(place)
+    )
+    fusion = fuse(model, PlainParts(), {})
+    assert fusion.rows[0].fused == (f"model.layers.0.{half}",)
+    assert f"model.layers.0.{place} has hooks" in str(fusion.rows[0].reason)
+    assert fusion.rows[1].reason is None
+    called.clear()
+    model(**fused_inputs(model, batches()["packed"], torch.float32))
+    assert called == [place]
+
+
+def test_hooks_of_a_block_itself_are_called() -> None:
+    model = make("Llama")
+    called: list[int] = []
+    model.model.layers[0].register_forward_hook(lambda *_: called.append(0))
+    assert fuse(model, PlainParts(), {}).rows[0].reason is None
+    called.clear()
+    model(**fused_inputs(model, batches()["packed"], torch.float32))
+    assert called == [0]
 
 
 def broken_rope(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""Fusion within a conversion: rows, restoring, falling back, adapters, export, and whole runs."""
+"""Fusion within a conversion: rows, restoring, falling back, adapters, and export."""
 
 from __future__ import annotations
 
