@@ -44,7 +44,7 @@ class Decision:
 
 
 def decide(model: nn.Module, engine: Refusals, conversion: Conversion) -> list[Decision]:
-    """One decision for every Linear and norm of ``model``, in the model's order.
+    """One decision for every linear layer and norm of ``model``, in the model's order.
 
     Raises ``SpecRefused`` for a ``skip`` or ``only`` pattern that speaks of no layer at all: most
     likely a misspelling, and the job would train other layers than was meant.

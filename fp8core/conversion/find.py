@@ -1,4 +1,4 @@
-"""Finding every Linear and norm of a model, and everything that is known about each place.
+"""Finding every linear layer and norm of a model, and everything that is known about each place.
 
 A *layer* here is one module object. It may stand at several places of the module tree under several
 names; it is found once, named by its first place, and replaced at all of them.
@@ -52,10 +52,10 @@ class Layer:
 
 
 def find_layers(model: nn.Module) -> list[Layer]:
-    """Every Linear and norm, in order.
+    """Every linear layer and norm, in order.
 
-    Linears are ``nn.Linear``, its subclasses, transformers' ``Conv1D``, the input projections of
-    ``nn.MultiheadAttention`` and the experts that one Parameter stacks.
+    Linear layers are ``nn.Linear``, its subclasses, transformers' ``Conv1D``, the input projections
+    of ``nn.MultiheadAttention`` and the experts that one Parameter stacks.
     """
     found: dict[tuple[int, str | None], Layer] = {}
     attention_of: dict[int, nn.MultiheadAttention] = {}

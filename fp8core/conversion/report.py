@@ -59,7 +59,7 @@ class Replacement:
 
 @dataclass
 class ConversionReport:
-    """What ``convert`` did. ``rows`` has one row for every Linear and norm, in the model's order.
+    """What ``convert`` did. ``rows`` has one for every linear layer and norm, in the model's order.
 
     ``model`` is the model after conversion: the object that was given, unless that object was
     itself a layer that was replaced. ``key_map`` leads from the converted model's state-dict keys

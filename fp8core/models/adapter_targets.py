@@ -21,7 +21,8 @@ def adapter_targets(model: nn.Module, adapter: LoraAdapter) -> list[Layer]:
 
     Never the output head, which may share its weight with the embedding, nor a classifier's head,
     which is trained as a whole; nor the projections of an ``nn.MultiheadAttention``, which reads
-    their weights and would pass by what stands beside them. Raises ``SpecRefused`` for a pattern that matches no other layer.
+    their weights and would pass by what stands beside them. Raises ``SpecRefused`` for a pattern
+    that matches no other layer.
     """
     heads = output_heads(model).keys() | sequence_level_layers(model)
     layers = [
