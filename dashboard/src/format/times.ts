@@ -39,12 +39,22 @@ export function secondsSince(
   return Number.isNaN(at) ? null : Math.max(0, (now - at) / 1000);
 }
 
+// Making one takes far longer than using it, and long lists use it hundreds of times.
+const formats = new Map<string, Intl.DateTimeFormat>();
+
+function formatOf(options: Intl.DateTimeFormatOptions): Intl.DateTimeFormat {
+  const key = JSON.stringify(options);
+  const known = formats.get(key) ?? new Intl.DateTimeFormat('en-GB', options);
+  formats.set(key, known);
+  return known;
+}
+
 /** A time of the API (RFC 3339, or seconds since the epoch) in the given or the viewer's zone. */
 export function formatTime(time: string | number | null | undefined, timeZone?: string): string {
   if (time === null || time === undefined) return '–';
   const date = new Date(typeof time === 'number' ? time * 1000 : time);
   if (Number.isNaN(date.getTime())) return '–';
-  return new Intl.DateTimeFormat('en-GB', {
+  return formatOf({
     year: 'numeric',
     month: 'short',
     day: '2-digit',
@@ -58,7 +68,7 @@ export function formatTime(time: string | number | null | undefined, timeZone?: 
 /** The hour alone, for lines of a log. */
 export function formatClock(time: string | number, timeZone?: string): string {
   const date = new Date(typeof time === 'number' ? time * 1000 : time);
-  return new Intl.DateTimeFormat('en-GB', {
+  return formatOf({
     hour: '2-digit',
     minute: '2-digit',
     second: '2-digit',

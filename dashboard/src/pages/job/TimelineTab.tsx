@@ -6,7 +6,7 @@ import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { formatDuration, formatTime, secondsSince, viewerZone } from '~/format/times';
 import { type Job, useEvents } from './useJob';
 
-const MORE = 200;
+const MORE = 100;
 const MOST = 1000;
 
 const MATTERS = 'matters';
