@@ -113,7 +113,7 @@ WIDTHS = {
 def test_no_page_is_wider_than_its_window(service: Any, browser: Any, width: int) -> None:
     job = service.submit(NAMED, training={"steps": 3}, labels={"team": "a-long-label-" * 4})
     service.end(job)
-    context = browser.new_context(viewport={"width": width, "height": width * 9 // 16})
+    context = browser.new_context(viewport={"width": width, "height": max(740, width * 9 // 16)})
     context.set_default_timeout(PATIENCE)
     try:
         page = context.new_page()
@@ -122,6 +122,7 @@ def test_no_page_is_wider_than_its_window(service: Any, browser: Any, width: int
             page.goto(f"{service.stack.url}/dashboard{path.format(job=job.id)}")
             settled(page)
             if "charts=" in path:
+                page.locator(".chart").first.scroll_into_view_if_needed()
                 page.locator(".chart canvas").first.wait_for()
             assert page.evaluate(WIDER) is None, path
     finally:
