@@ -11,8 +11,6 @@ from octrain_api.settings import HttpSettings
 
 # Routes whose bodies are bytes, read as they come. Everything else is JSON, and small.
 _RAW_PATHS = re.compile(r"^(/v1)?/(datasets/|attempts/[^/]+/telemetry$)")
-# Of these nothing else is read: JSON lines are no JSON.
-_CONTENT = re.compile(r"^(/v1)?/datasets/[^/]+/content$")
 _RAW_TYPES = frozenset({"application/octet-stream", "application/vnd.octrain.telemetry.v1", ""})
 
 
@@ -70,10 +68,13 @@ class RequestGuard:
         media_type = media_type.partition(";")[0].strip().lower()
         if _RAW_PATHS.match(scope["path"]) and media_type in _RAW_TYPES:
             return self._counting(receive)
-        if _CONTENT.match(scope["path"]):
-            raise _wrong_type("application/octet-stream", media_type)
         if media_type and media_type != "application/json" and not media_type.endswith("+json"):
-            raise _wrong_type("application/json", media_type)
+            raise Problem(
+                415,
+                "unsupported-media-type",
+                "Unsupported media type",
+                f"This route reads application/json, not {media_type[:100]}.",
+            )
         return await self._whole(scope, receive)
 
     def _counting(self, receive: Receive) -> Receive:
@@ -130,15 +131,6 @@ def head_too_large(settings: HttpSettings) -> Problem:
         "Request head too large",
         f"The head of a request has {settings.max_head_bytes} bytes and {settings.max_headers} "
         "headers at most.",
-    )
-
-
-def _wrong_type(right: str, given: str) -> Problem:
-    return Problem(
-        415,
-        "unsupported-media-type",
-        "Unsupported media type",
-        f"This route reads {right}, not {given[:100]}.",
     )
 
 

@@ -19,6 +19,8 @@ from octrain_api.problems import Problem, ProblemError, response
 _SPECS = re.compile(r"(/v1)?/jobs(:validate)?")
 # Asked without a key; elsewhere who has none is told that first.
 _OPEN = re.compile(r"(/v1)?/(session|nodes/enrol)")
+# Parts of files, whatever they are called: JSON lines are no JSON.
+_FILES = re.compile(r"(/v1)?/datasets/[^/]+/content")
 _BODILESS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
@@ -32,7 +34,7 @@ class JsonBodies:
         """Pass on, or refuse with 422."""
         state = scope.get("state", {})
         body = state.pop("body", None)
-        is_read = body and scope["method"] not in _BODILESS
+        is_read = body and scope["method"] not in _BODILESS and not _FILES.fullmatch(scope["path"])
         if is_read and ("principal" in state or _OPEN.fullmatch(scope["path"])):
             try:
                 state["json"] = _read(body, cleaned=_cleans(state.get("principal")))
