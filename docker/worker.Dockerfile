@@ -4,7 +4,7 @@
 #   docker build -f docker/worker.Dockerfile --target cpu -t octrain-worker-cpu .
 FROM python:3.12-slim AS build
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY fp8core fp8core
 COPY api api
 COPY worker worker

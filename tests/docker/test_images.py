@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,45 @@ def test_every_service_is_named_and_built_from_what_is_there():
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
             assert source in loaded["volumes"] or source.startswith("$"), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", DOCKERFILES, ids=lambda path: path.name)
+def test_the_wheel_builds_from_what_is_copied(path, tmp_path):
+    """The stage `build`, done here: its files in an empty folder, its command there."""
+    _, _, stage = path.read_text().partition(" AS build\n")
+    stage = stage.partition("\nFROM ")[0]
+    source = tmp_path / "source"
+    source.mkdir()
+    for line in stage.splitlines():
+        words = line.split()
+        # What another stage makes, the dashboard, a wheel can be without.
+        if words[:1] == ["COPY"] and not words[1].startswith("--from"):
+            target = source / words[-1]
+            for name in words[1:-1]:
+                copied = REPOSITORY / name
+                if copied.is_dir():
+                    shutil.copytree(copied, target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(copied, target)
+    command = re.search(r"^RUN pip (wheel .+)$", stage, re.MULTILINE)
+    assert command is not None, stage
+    words = command[1].replace("/wheels", str(tmp_path / "wheels")).split()
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", *words],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (tmp_path / "wheels").iterdir()
+    with zipfile.ZipFile(wheel) as built:
+        names = built.namelist()
+    assert {"octrain_api/__main__.py", "octrain_worker/__main__.py", "fp8core/__main__.py"} <= (
+        set(names)
+    )
 
 
 def test_every_copied_path_exists():
@@ -199,7 +240,7 @@ def test_every_command_runs(containers: Containers):
 
     api = containers.start("api")
     containers.until(lambda: containers.get("/readyz"), "api")
-    # How the README makes the first keys: `docker compose run --rm api create-key ...`.
+    # How docs/operations.md makes the first keys: `docker compose run --rm api create-key ...`.
     keys = {}
     for name, scopes in (("me", "jobs:read,jobs:write,admin"), ("nodes", "node")):
         made = subprocess.run(
