@@ -24,7 +24,7 @@ from octrain_worker.agent.node import Node
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.tracing import sane_traceparent
 
-__all__ = ["RUN_ATTEMPT", "make_app", "run_worker"]
+__all__ = ["RUN_ATTEMPT", "celery_settings", "make_app", "run_worker"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,33 +35,7 @@ _EXIT_SECONDS = 3.0
 def make_app(settings: WorkerSettings, node: Node) -> Celery:
     """The Celery application of this node, with its one task."""
     app = Celery("octrain", broker=settings.broker.redis_url)
-    app.conf.update(
-        broker_use_ssl=_broker_tls(settings) or None,
-        accept_content=["json"],
-        task_serializer="json",
-        task_default_queue=node.queue,
-        task_ignore_result=True,
-        task_acks_late=False,
-        task_track_started=False,
-        worker_prefetch_multiplier=1,
-        worker_disable_prefetch=True,
-        worker_pool="threads",
-        # A place for every slot, and as many for supervisors that are still reporting.
-        worker_concurrency=2 * max(1, node.slots) + 2,
-        worker_enable_remote_control=False,
-        worker_send_task_events=False,
-        worker_hijack_root_logger=False,
-        worker_redirect_stdouts=False,
-        broker_connection_retry_on_startup=True,
-        broker_connection_max_retries=None,
-        broker_transport_options={
-            "visibility_timeout": 3600,
-            "socket_timeout": 10,
-            "socket_connect_timeout": 5,
-            "socket_keepalive": True,
-            "health_check_interval": 15,
-        },
-    )
+    app.conf.update(celery_settings(settings, node.queue, node.slots))
 
     @app.task(name=RUN_ATTEMPT, ignore_result=True, bind=True)
     def run_attempt(self: Any, job_id: str, attempt_id: str, attempt: int) -> None:
@@ -70,6 +44,39 @@ def make_app(settings: WorkerSettings, node: Node) -> Celery:
         node.run_attempt(job_id, attempt_id, attempt, traceparent)
 
     return app
+
+
+def celery_settings(settings: WorkerSettings, queue: str, slots: int) -> dict[str, Any]:
+    """Celery's settings on a node that reads ``queue`` and runs up to ``slots`` jobs at a time."""
+    return {
+        "broker_use_ssl": _broker_tls(settings) or None,
+        "accept_content": ["json"],
+        "task_serializer": "json",
+        "task_default_queue": queue,
+        "task_ignore_result": True,
+        "task_acks_late": False,
+        "task_track_started": False,
+        "worker_prefetch_multiplier": 1,
+        "worker_disable_prefetch": True,
+        # No soft shutdown: a worker that ends leaves its supervisors at work, and their tasks here
+        # have nothing to finish.
+        "worker_pool": "threads",
+        # A place for every slot, and as many for supervisors that are still reporting.
+        "worker_concurrency": 2 * max(1, slots) + 2,
+        "worker_enable_remote_control": False,
+        "worker_send_task_events": False,
+        "worker_hijack_root_logger": False,
+        "worker_redirect_stdouts": False,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": None,
+        "broker_transport_options": {
+            "visibility_timeout": 3600,
+            "socket_timeout": 10,
+            "socket_connect_timeout": 5,
+            "socket_keepalive": True,
+            "health_check_interval": 15,
+        },
+    }
 
 
 def _broker_tls(settings: WorkerSettings) -> dict[str, Any]:
