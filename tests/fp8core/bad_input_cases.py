@@ -409,8 +409,9 @@ CASES: dict[str, Case] = {
     "endless layers": Case(
         {"model": {"config": {**CONFIG, "num_hidden_layers": 10**9}}},
         SPEC_INVALID,
-        "/model/config",
-        "num_hidden_layers",
+        "/model/config/num_hidden_layers",
+        "must be from 1 to 10000",
+        by_validate=True,
     ),
     "model that mixes packed documents": Case(
         {"model": {"config": {**CONFIG, "model_type": "jamba"}}},

@@ -102,7 +102,7 @@ def test_it_is_refused_with_field_and_reason(
         (lambda path: path.symlink_to(path), "symbolic links"),
         (lambda path: path.symlink_to("/dev/zero"), "not a file"),
         (lambda path: path.write_bytes(b" " * (5 << 20)), "larger than"),
-        (lambda path: path.write_bytes(b""), "not JSON"),
+        (lambda path: path.write_bytes(b""), "the spec is empty"),
         (lambda path: path.write_bytes(b"\xff\xfe{}"), "not UTF-8"),
         (lambda path: path.write_text(json.dumps(SPEC)[:-9]), "not JSON"),
         (lambda path: path.write_text("[" * 100_000), "nested deeper"),
