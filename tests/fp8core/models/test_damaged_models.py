@@ -154,6 +154,22 @@ def test_foreign_code_in_a_folder_is_never_run(save_llama, make_spec):
     assert not (folder / "ran").exists()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_hidden_layers", 10**9, "not between 0 and 10000"),
+        ("num_hidden_layers", -1, "num_hidden_layers is -1"),
+        ("num_attention_heads", 0, "not valid"),
+    ],
+)
+def test_sizes_that_only_the_folder_tells_are_refused(save_llama, make_spec, key, value, words):
+    _, folder = save_llama()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises((ModelUnavailable, SpecRefused), match=words):
+        load_cpu(make_spec(folder))
+
+
 def test_links_out_of_the_roots_are_refused(save_llama, make_spec, tmp_path):
     _, folder = save_llama("inside/llama")
     outside = tmp_path / "outside.safetensors"
