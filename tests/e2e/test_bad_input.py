@@ -10,6 +10,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 pytestmark = pytest.mark.e2e
@@ -93,7 +95,13 @@ def test_what_only_the_node_can_see_fails_the_job(service):
     (service.root / "wrong-label.jsonl").write_text(
         "\n".join(json.dumps({"text": f"line {n}", "label": "abc"[n % 3]}) for n in range(30))
     )
-    missing = {"data": {"source": "text", "path": "missing.txt"}}
+    pq.write_table(pa.table({"text": [1, 2, 3]}), service.root / "numbers.parquet")
+    model = service.root / "lying-model"
+    model.mkdir()
+    config = service.spec()["model"]["config"] | {"architectures": ["LlamaForCausalLM"]}
+    (model / "config.json").write_text(json.dumps(config))
+    # A header of 2^62 bytes, in a file of ten.
+    (model / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}")
     unknown_label = {
         "task": "sequence_classification",
         "data": {
@@ -103,10 +111,16 @@ def test_what_only_the_node_can_see_fails_the_job(service):
             "labels": ["a", "b"],
         },
     }
-    for job in [service.submit("for-the-node", **changes) for changes in (missing, unknown_label)]:
+    cases = [
+        ({"data": {"source": "text", "path": "missing.txt"}}, "data_invalid"),
+        (unknown_label, "data_invalid"),
+        ({"data": {"source": "parquet", "path": "numbers.parquet"}}, "data_invalid"),
+        ({"model": {"source": "path", "path": "lying-model"}}, "model_unavailable"),
+    ]
+    jobs = [service.submit("for-the-node", **changes) for changes, _ in cases]
+    for job, (_, reason) in zip(jobs, cases, strict=True):
         service.end(job, "failed")
-        assert job.data.reason == "data_invalid"
-        assert job.data.attempt == 1
+        assert (job.data.reason, job.data.attempt) == (reason, 1), job.data.detail
         assert not [a for a in job.artifacts() if a.kind in ("model", "checkpoint")]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from octrain.local.commands import STACK_VARIABLE
 from octrain.local.processes import processes
 
 pytestmark = pytest.mark.e2e
@@ -91,12 +90,13 @@ def test_it_ends_well_and_leaves_nothing(demo: Demo) -> None:
     assert demo.status == 0, demo.text
     assert "Everything stopped in" in demo.text
     assert list(demo.temporary.glob("octrain-demo-*")) == []
-    mark = f"{STACK_VARIABLE}={demo.temporary}/".encode()
-    assert [pid for pid in processes() if mark in environment_of(pid)] == []
+    # Everything that the demo starts has its folder for temporary files, the servers too.
+    mark = os.fsencode(demo.temporary)
+    assert [pid for pid in processes() if mark in environment_and_command(pid)] == []
 
 
-def environment_of(pid: int) -> bytes:
+def environment_and_command(pid: int) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("environ", "cmdline"))
     except OSError:
         return b""
