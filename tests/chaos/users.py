@@ -18,6 +18,7 @@ import httpx
 
 from tests.chaos.schedule import UserAction
 from tests.chaos.stack import LEASE_SECONDS
+from tests.running_service import tiny_spec
 
 __all__ = ["Api", "PostedJob", "Users", "job_spec"]
 
@@ -97,37 +98,19 @@ def job_spec(number: int) -> tuple[str, int, dict[str, Any]]:
         seed, steps, every = number // _REAL_EVERY % 3, REAL_STEPS, 150
     else:
         seed, steps, every = number + 1, 200 + 40 * (number % 5), 25
-    spec = {
-        "name": f"{kind}-{number}",
-        "labels": {"trainer": kind, "seed": str(seed), "step_seconds": "0.05"},
-        "model": {
-            "source": "config",
-            "config": {
-                "model_type": "llama",
-                "vocab_size": 272,
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 1,
-                "num_attention_heads": 2,
-                "num_key_value_heads": 2,
-                "max_position_embeddings": 64,
-                "bos_token_id": None,
-                "eos_token_id": None,
-            },
-        },
-        "data": {"source": "text", "path": "corpus.txt"},
-        "recipe": {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 4},
-        "resources": resources,
-        "training": {"steps": steps, "batch_size": 1, "sequence_length": 32, "seed": seed},
-        "evaluation": {"fraction": 0.1, "max_batches": 1, "every_steps": 0},
-        "checkpoint": {"every_steps": every, "keep_last": 2},
-        "limits": {
+    spec = tiny_spec(
+        f"{kind}-{number}",
+        labels={"trainer": kind, "seed": str(seed), "step_seconds": "0.05"},
+        resources=resources,
+        training={"steps": steps, "seed": seed},
+        checkpoint={"every_steps": every, "keep_last": 2},
+        limits={
             "lease_ttl_seconds": LEASE_SECONDS,
             "max_restarts": 100,
             "restart_backoff_seconds": 0,
             "cancel_deadline_seconds": 10,
         },
-    }
+    )
     return kind, seed, spec
 
 
