@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 import yaml
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+
+from octrain.local.binaries import find_valkey
 
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE = REPOSITORY / "docker-compose.yml"
@@ -242,7 +247,11 @@ def test_every_command_runs(containers: Containers):
     containers.until(lambda: containers.get("/readyz"), "api")
     # How docs/operations.md makes the first keys: `docker compose run --rm api create-key ...`.
     keys = {}
-    for name, scopes in (("me", "jobs:read,jobs:write,admin"), ("nodes", "node")):
+    for name, scopes in (
+        ("me", "jobs:read,jobs:write,admin"),
+        ("cpu-node", "node"),
+        ("gpu-node", "node"),
+    ):
         made = subprocess.run(
             [
                 sys.executable,
@@ -268,22 +277,55 @@ def test_every_command_runs(containers: Containers):
     controller = containers.start("controller")
     containers.until(lambda: "this controller leads" in containers.log("controller"), "controller")
 
-    containers.node_key = keys["nodes"]
-    worker = containers.start("worker-cpu")
-    (node,) = containers.until(
-        lambda: [n for n in containers.get("/v1/nodes", keys["me"])["items"] if n["live"]],
-        "worker-cpu",
-        120,
-    )
-    assert node["name"] == "cpu-node"
-    assert node["roots"] == [str(containers.folder / "data")]
-    assert node["private_roots"] is False
-    containers.until(lambda: "ready." in containers.log("worker-cpu"), "worker-cpu")
-    assert (containers.folder / "lib" / "worker" / "attempts").is_dir()
+    # The second is that of a node with GPUs; here it has none, and says so of itself.
+    for service, name in (("worker-cpu", "cpu-node"), ("worker-gpu", "gpu-node")):
+        containers.node_key = keys[name]
+        worker = containers.start(service)
+        (node,) = containers.until(
+            lambda own=name: [
+                node
+                for node in containers.get("/v1/nodes", keys["me"])["items"]
+                if node["live"] and node["name"] == own
+            ],
+            service,
+            120,
+        )
+        assert node["roots"] == [str(containers.folder / "data")]
+        assert node["private_roots"] is False
+        containers.until(lambda log=service: "ready." in containers.log(log), service)
+        assert (containers.folder / "lib" / "worker" / "attempts").is_dir()
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0, containers.log(service)
 
-    for process in (worker, controller, api):
+    for process in (controller, api):
         process.send_signal(signal.SIGTERM)
         # uvicorn ends by the signal that it was asked with, after an orderly shutdown.
         assert process.wait(20) in (0, -signal.SIGTERM)
     assert "Application shutdown complete" in containers.log("api")
     assert "the controller has ended" in containers.log("controller")
+
+
+def test_the_command_of_valkey_makes_a_server_that_throws_nothing_away(tmp_path):
+    port = free_port()
+    words = [
+        re.sub(r"\$\{REDIS_PASSWORD:\?[^}]*\}", "secret", word)
+        for word in compose()["services"]["valkey"]["command"]
+    ]
+    assert words[0] == "valkey-server"
+    server = subprocess.Popen(
+        [str(find_valkey()), *words[1:], "--port", str(port), "--bind", "127.0.0.1"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        retry = Retry(ConstantBackoff(0.1), 100)
+        with redis.Redis(
+            port=port, password="secret", retry=retry, retry_on_error=[redis.ConnectionError]
+        ) as client:
+            assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
+            assert client.config_get("appendonly") == {"appendonly": "yes"}
+        with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.ping()
+    finally:
+        server.terminate()
+        server.wait(10)
