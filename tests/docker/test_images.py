@@ -245,6 +245,12 @@ def test_every_command_runs(containers: Containers):
 
     api = containers.start("api")
     containers.until(lambda: containers.get("/readyz"), "api")
+    text = (REPOSITORY / "docker" / "api.Dockerfile").read_text()
+    check = re.search(r"^HEALTHCHECK .*\n +CMD (\[.*\])$", text, re.MULTILINE)
+    assert check is not None
+    program, *words = json.loads(check[1].replace(":8000/", f":{containers.port}/"))
+    assert program == "python"
+    subprocess.run([sys.executable, *words], timeout=30, check=True)
     # How docs/operations.md makes the first keys: `docker compose run --rm api create-key ...`.
     keys = {}
     for name, scopes in (
