@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
-SHAPES = ("125m", "1b", "3b", "8b")
+SHAPES = ("60m", "125m", "350m", "1b", "3b", "8b")
 PROFILED = 3
 DEFAULT_ROWS = "fused,fused_head,plain,bf16,accelerate"
 

@@ -20,7 +20,9 @@ LEARNING_RATE, MAX_NORM, WEIGHT_DECAY = 3e-4, 1.0, 0.1
 VOCABULARY = 128256
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "60m": {"hidden": 512, "mlp": 1536, "layers": 8, "heads": 8, "kv_heads": 8, "tied": True},
     "125m": {"hidden": 768, "mlp": 2048, "layers": 12, "heads": 12, "kv_heads": 12, "tied": True},
+    "350m": {"hidden": 1024, "mlp": 2816, "layers": 24, "heads": 16, "kv_heads": 16, "tied": True},
     "1b": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "kv_heads": 8, "tied": True},
     "3b": {"hidden": 3072, "mlp": 8192, "layers": 28, "heads": 24, "kv_heads": 8, "tied": True},
     "8b": {"hidden": 4096, "mlp": 14336, "layers": 32, "heads": 32, "kv_heads": 8, "tied": False},

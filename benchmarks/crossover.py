@@ -1,0 +1,164 @@
+"""From which size of a model on FP8 trains faster than bf16 on this card: whole steps, by size.
+
+    python benchmarks/crossover.py --sizes 125m,1b [--rows fused_head,octrain_bf16,bf16]
+        [--steps 8] [--warm-up 6] [--precision bf16] [--out fp8core/measured/NAME.json]
+    python benchmarks/crossover.py --table FILE.json
+
+Rows and settings are those of ``train_peers.py`` (2 x 4096 tokens of real text a step), here all in
+one process, one after another, so that a row costs little beside its steps. Results are added to
+``--out``, where those of other sizes stay: sizes can be measured on different days. ``--table``
+prints such a file as Markdown. The file is what ``plan`` and ``/jobs:validate`` quote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import shlex
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from row_files import write_rows
+from train_peers import SHAPES, run_row
+
+DEFAULT_ROWS = "fused_head,octrain_bf16,bf16"
+FP8_ROWS = ("fused_head", "fused", "plain")
+BF16_ROWS = ("octrain_bf16", "bf16")
+
+
+def measure(size: str, row: str, chosen: argparse.Namespace) -> dict[str, Any]:
+    """One row of one size, its memory given back behind it."""
+    import torch
+
+    wanted = argparse.Namespace(**{**vars(chosen), "shape": size, "row": row, "profile": False})
+    began = time.perf_counter()
+    try:
+        found = run_row(wanted)
+    except torch.OutOfMemoryError as error:
+        found = {"row": row, "error": str(error).splitlines()[0]}
+    # The rows that are left are worth measuring all the same.
+    except Exception:
+        found = {"row": row, "error": traceback.format_exc(limit=-3)}
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {**found, "size": size, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def parameters_of(size: str) -> int:
+    """Of a shape of the peers: a tied head once."""
+    from peers.training_rows import SHAPES as sizes
+    from peers.training_rows import VOCABULARY
+
+    shape = sizes[size]
+    hidden, inner = shape["hidden"], shape["mlp"]
+    kv_width = hidden // shape["heads"] * shape["kv_heads"]
+    block = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * inner + 2 * hidden
+    tables = 1 if shape["tied"] else 2
+    return int(shape["layers"] * block + hidden + tables * VOCABULARY * hidden)
+
+
+def kept(found: dict[str, Any], chosen: argparse.Namespace, date: str) -> dict[str, Any]:
+    """What the table has of a row."""
+    return {
+        "size": found["size"],
+        "parameters": parameters_of(found["size"]),
+        "precision": chosen.precision,
+        "row": found["row"],
+        "tokens_per_second": round(found["tokens_per_second"]),
+        "spread": round(found["spread"], 3),
+        "peak_gib": round(found["peak_gib"], 1),
+        "host_milliseconds": round(found["host_milliseconds"], 1),
+        "milliseconds": round(found["milliseconds"], 1),
+        "date": date,
+    }
+
+
+def merged(
+    path: Path | None, facts: dict[str, Any], rows: list[dict[str, Any]], sizes: Sequence[str]
+) -> list[dict[str, Any]]:
+    """The file's rows with ``rows`` in the place of those of the same size, row and precision."""
+
+    def key(row: dict[str, Any]) -> tuple[str, ...]:
+        return row["size"], row["precision"], row["row"]
+
+    before = []
+    if path is not None and path.exists():
+        found = json.loads(path.read_text())
+        if found["card"] != facts["card"]:
+            raise SystemExit(f"{path} is of {found['card']}, and this is {facts['card']}")
+        before = found["rows"]
+    together = {key(row): row for row in [*before, *rows]}
+    return sorted(together.values(), key=lambda row: (sizes.index(row["size"]), key(row)))
+
+
+def markdown(table: dict[str, Any]) -> str:
+    """By size: the best of bf16, and each row of FP8 as a ratio to it."""
+    rows = table["rows"]
+    shown = [row for row in FP8_ROWS if any(found["row"] == row for found in rows)]
+    lines = [
+        f"| size | parameters | best in bf16, tokens/s | {' | '.join(shown)} |",
+        "|---|---|---|" + "---|" * len(shown),
+    ]
+    for size in dict.fromkeys(found["size"] for found in rows):
+        speeds = {f["row"]: f["tokens_per_second"] for f in rows if f["size"] == size}
+        best = max((speeds[row] for row in BF16_ROWS if row in speeds), default=None)
+        if best is None:
+            continue
+        ratios = [f"{speeds[row] / best:.2f}" if row in speeds else "" for row in shown]
+        lines.append(f"| {size} | {parameters_of(size):,} | {best:,} | {' | '.join(ratios)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--sizes", default="125m,1b", help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--rows", default=DEFAULT_ROWS, help="names of rows of train_peers")
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warm-up", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, help="print this file and measure nothing")
+    chosen = parser.parse_args()
+    if chosen.table is not None:
+        print(markdown(json.loads(chosen.table.read_text())))
+        return
+    import torch
+    import transformer_engine
+
+    date = datetime.datetime.now(datetime.UTC).date().isoformat()
+    facts = {
+        "format": 1,
+        "card": torch.cuda.get_device_name(),
+        "command": shlex.join(["python", "benchmarks/crossover.py", *sys.argv[1:]]),
+        "versions": {
+            "torch": torch.__version__,
+            "transformer_engine": str(transformer_engine.__version__),
+        },
+        "tokens": chosen.batch * chosen.length,
+        "length": chosen.length,
+    }
+    rows = []
+    for size in chosen.sizes.split(","):
+        for row in chosen.rows.split(","):
+            found = measure(size, row, chosen)
+            if "error" in found:
+                print(f"{size} {row} failed: {found['error']}", flush=True)
+                continue
+            rows.append(kept(found, chosen, date))
+            print(f"{json.dumps(rows[-1])} in {found['seconds']} s", flush=True)
+            if chosen.out is not None:
+                write_rows(chosen.out, facts, merged(chosen.out, facts, rows, SHAPES))
+    if rows:
+        print(markdown({**facts, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()
