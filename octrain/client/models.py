@@ -97,6 +97,8 @@ class JobData(Answer):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     spec: dict[str, Any] = Field(default_factory=dict)
+    # Of the spec, what was written; None in lists, and from servers that do not keep it.
+    spec_given: dict[str, Any] | None = None
     links: dict[str, str] = Field(default_factory=dict)
 
 

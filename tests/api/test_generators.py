@@ -132,7 +132,7 @@ def test_a_generated_client_runs_the_service(
         client_class = importlib.import_module("octrain_sdk.client").AuthenticatedClient
         with client_class(service.url, service.user.key) as client:
             made = create.sync(client=client, body=spec, idempotency_key="once")
-            assert isinstance(made, models.JobObject), made
+            assert isinstance(made, models.JobDetail), made
             again = create.sync_detailed(client=client, body=spec, idempotency_key="once")
             assert (again.status_code, again.parsed.id) == (200, made.id)
             job = get.sync(made.id, client=client)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from octrain_api.jobs.schemas import AttemptSummary, JobObject
+from octrain_api.jobs.schemas import AttemptSummary, JobDetail
 
 
 async def _count(service: Any) -> int:
@@ -41,9 +41,9 @@ async def test_jobs_have_the_form_that_the_document_says(
     for job_id in (running_job, waiting):
         text = (await user.get(f"/jobs/{job_id}")).content
         shown = json.loads(text)
-        assert list(shown) == list(JobObject.model_fields)
+        assert list(shown) == list(JobDetail.model_fields)
         # What the model makes of it is what was sent, times apart, which may be written shorter.
-        job = JobObject.model_validate_json(text)
+        job = JobDetail.model_validate_json(text)
         again = job.model_dump(mode="json")
         for one in (shown, again):
             one["attempts"] = [AttemptSummary.model_validate(a) for a in one["attempts"]]

@@ -63,6 +63,7 @@ def _job(spec: dict[str, Any], need: Need) -> NewJob:
         id=new_id("job"),
         owner="o",
         spec=parse_spec(spec).resolved(),
+        given=spec,
         recipe_from=None,
         status=Status.QUEUED,
         need=need,

@@ -30,6 +30,7 @@ async def remove_contents(session: AsyncSession, job: Job, store_after: timedelt
             url = f"{node.artifact_url.rstrip('/')}/{artifact_prefix(attempt)}"
             await leftovers.add(node, url, store_after)
     job.deleted_at = await database_now(session)
-    job.spec, job.latest_metrics, job.labels, job.notes = {}, {}, {}, ""
+    job.spec, job.spec_given, job.latest_metrics = {}, None, {}
+    job.labels, job.notes = {}, ""
     job.log_lines = 0
     await session.flush()

@@ -11,9 +11,9 @@ from octrain_api.dependencies import Context, ContextDep, SessionDep
 from octrain_api.idempotency.once import Once, OnceDep
 from octrain_api.jobs.reading import LONGEST_TAGS, Known, conditional
 from octrain_api.jobs.rows import JobRow
-from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobObject
+from octrain_api.jobs.schemas import EXAMPLE_SPEC, JobDetail
 from octrain_api.jobs.service import JobService
-from octrain_api.jobs.views import json_of
+from octrain_api.jobs.views import detail_of
 from octrain_api.problems import Problem, ProblemError, not_found
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
@@ -61,7 +61,7 @@ async def read_spec(request: Request, context: Context) -> dict[str, Any]:
 
 def shown(job: JobRow) -> Response:
     """The answer that shows a job."""
-    return Response(json_of(job), media_type="application/json")
+    return Response(detail_of(job), media_type="application/json")
 
 
 def made(request: Request, job: JobRow, once: Once) -> Response:
@@ -76,7 +76,7 @@ def made(request: Request, job: JobRow, once: Once) -> Response:
     return response
 
 
-@router.post("", status_code=201, response_model=JobObject, openapi_extra=SPEC_BODY)
+@router.post("", status_code=201, response_model=JobDetail, openapi_extra=SPEC_BODY)
 async def create_job(
     request: Request,
     session: SessionDep,
@@ -111,6 +111,7 @@ async def make_job(
         body,
         once,
         allow_waiting,
+        given=body,
         draft=draft,
         entry=entry_of_change(request),
         alone=context.database.direct,
@@ -118,7 +119,7 @@ async def make_job(
     return made(request, job, once)
 
 
-@router.get("/{job_id}", response_model=JobObject, responses={304: {"description": "Unchanged"}})
+@router.get("/{job_id}", response_model=JobDetail, responses={304: {"description": "Unchanged"}})
 async def get_job(
     job_id: str,
     context: ContextDep,
@@ -148,7 +149,7 @@ async def get_job(
     return conditional(view.body, view.etag, if_none_match)
 
 
-@router.post("/{job_id}/cancel", response_model=JobObject)
+@router.post("/{job_id}/cancel", response_model=JobDetail)
 async def cancel_job(
     job_id: str, session: SessionDep, context: ContextDep, principal: Writer
 ) -> Any:
@@ -158,7 +159,7 @@ async def cancel_job(
     return shown(await service.get(job_id))
 
 
-@router.post("/{job_id}/pause", response_model=JobObject)
+@router.post("/{job_id}/pause", response_model=JobDetail)
 async def pause_job(
     job_id: str, session: SessionDep, context: ContextDep, principal: Writer
 ) -> Any:
@@ -168,7 +169,7 @@ async def pause_job(
     return shown(await service.get(job_id))
 
 
-@router.post("/{job_id}/resume", response_model=JobObject)
+@router.post("/{job_id}/resume", response_model=JobDetail)
 async def resume_job(
     job_id: str, session: SessionDep, context: ContextDep, principal: Writer
 ) -> Any:

@@ -13,6 +13,7 @@ from octrain_api.events.repository import EventRepository
 from octrain_api.idempotency.once import Once
 from octrain_api.jobs import transitions
 from octrain_api.jobs.deletion import remove_contents
+from octrain_api.jobs.given import as_given, given_with
 from octrain_api.jobs.overrides import overridden
 from octrain_api.jobs.repository import JobFilter, JobRepository
 from octrain_api.jobs.rows import JobRow
@@ -58,31 +59,36 @@ class JobManager:
         work it takes effect should it be queued again.
         """
         job = await self._lock(job_id)
-        given = changes.model_fields_set
-        if "spec" in given:
+        await self._jobs.read_given(job)
+        fields = changes.model_fields_set
+        if "spec" in fields:
             if job.status != Status.DRAFT:
                 raise conflict(
                     "wrong-status",
                     f"The spec of a job that is {job.status} stays as it is; clone the job.",
                     job_status=job.status,
                 )
+            given = given_with(job.spec_given, job.spec, changes.spec)
             await self._respecify(job, overridden(job.spec, changes.spec))
+            job.spec_given = as_given(given) if given is not None else None
         patch: dict[str, Any] = {}
         for name in ("name", "notes", "priority"):
-            if name in given:
+            if name in fields:
                 patch[name] = getattr(changes, name)
-        if "labels" in given:
+        if "labels" in fields:
             patch["labels"] = merge_patch(job.spec["labels"], changes.labels)
         if patch:
             await self._respecify(job, {**job.spec, **patch}, checks=False)
-        if given:
+            if job.spec_given is not None:
+                job.spec_given = {**job.spec_given, **patch}
+        if fields:
             await EventRepository(self._session).append(
                 job,
                 kind="changed",
                 actor=self._who,
-                message=f"Changed: {', '.join(sorted(given))}.",
+                message=f"Changed: {', '.join(sorted(fields))}.",
                 attempt=job.attempt or None,
-                data={"fields": sorted(given)},
+                data={"fields": sorted(fields)},
             )
             if job.status == Status.QUEUED:
                 await notify_queue(self._session)
@@ -102,10 +108,12 @@ class JobManager:
         source = await self._jobs.get(job_id, self._principal.visible_owner)
         if source is None:
             raise not_found("job", job_id)
+        await self._jobs.read_given(source)
         cloned = FirstEvent("cloned", f"A clone of {source.id}.", {"from_job": source.id})
         spec = overridden(source.spec, overrides)
+        given = given_with(source.spec_given, source.spec, overrides)
         return await self._service.submit(
-            spec, once, allow_waiting, draft=draft, also=[cloned], entry=entry
+            spec, once, allow_waiting, given=given, draft=draft, also=[cloned], entry=entry
         )
 
     async def start(self, job_id: str, *, allow_waiting: bool) -> Job:

@@ -16,7 +16,7 @@ from octrain_api.jobs.schemas import (
     CancelResult,
     CancelResults,
     JobChanges,
-    JobObject,
+    JobDetail,
 )
 from octrain_api.jobs.service import JobService
 from octrain_api.problems import Problem, ProblemError
@@ -24,7 +24,7 @@ from octrain_api.problems import Problem, ProblemError
 router = APIRouter(tags=["jobs"])
 
 
-@router.patch("/jobs/{job_id}", response_model=JobObject)
+@router.patch("/jobs/{job_id}", response_model=JobDetail)
 async def change_job(
     job_id: str, body: JobChanges, session: SessionDep, context: ContextDep, principal: Writer
 ) -> Any:
@@ -33,7 +33,7 @@ async def change_job(
     return shown(await JobService(session, context.settings, principal).get(job_id))
 
 
-@router.post("/jobs/{job_id}/clone", status_code=201, response_model=JobObject)
+@router.post("/jobs/{job_id}/clone", status_code=201, response_model=JobDetail)
 async def clone_job(
     job_id: str,
     request: Request,
@@ -69,7 +69,7 @@ async def clone_job(
     return made(request, job, once)
 
 
-@router.post("/jobs/{job_id}/start", response_model=JobObject)
+@router.post("/jobs/{job_id}/start", response_model=JobDetail)
 async def start_job(
     job_id: str,
     session: SessionDep,

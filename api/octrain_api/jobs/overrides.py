@@ -15,13 +15,15 @@ _KINDS: dict[tuple[str, ...], tuple[str, ...]] = {
 }
 
 
-def overridden(spec: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """`spec` with the merge patch `overrides` (RFC 7396) over it.
+def overridden(
+    spec: dict[str, Any], overrides: dict[str, Any], *, onto: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """`spec` with the merge patch `overrides` (RFC 7396) over it; or `onto`, a part of that spec.
 
     A part that becomes of another kind (another engine, another source) begins anew: members of
     the old kind would be unknown to the new one. So does a recipe that is named.
     """
-    base = dict(spec)
+    base = dict(spec if onto is None else onto)
     for place, names in _KINDS.items():
         given = _at(overrides, place)
         old = _at(spec, place)
@@ -45,6 +47,6 @@ def _without(value: dict[str, Any], place: tuple[str, ...]) -> dict[str, Any]:
     copy = dict(value)
     if len(place) == 1:
         copy.pop(place[0], None)
-    else:
+    elif isinstance(copy.get(place[0]), dict):
         copy[place[0]] = _without(copy[place[0]], place[1:])
     return copy

@@ -11,7 +11,7 @@ from octrain_api.database import Database
 from octrain_api.jobs.rows import JobRow, JobRows
 from octrain_api.jobs.tags import CACHE_CONTROL, JobTag, JobTags, matches
 from octrain_api.jobs.transitions import Status
-from octrain_api.jobs.views import json_of
+from octrain_api.jobs.views import detail_of
 from octrain_api.listener import JOB_CHANNEL, JobListener, wait_for
 
 # Characters of an If-None-Match header.
@@ -117,7 +117,7 @@ class JobReader:
 
 def _view(found: JobRow) -> JobView:
     waits = crc32(f"{found.position} {found.as_of} {found.waiting_for}".encode())
-    return JobView(found.owner, found.version, waits, json_of(found).encode())
+    return JobView(found.owner, found.version, waits, detail_of(found).encode())
 
 
 def conditional(body: bytes, etag: str, if_none_match: str | None) -> Response:

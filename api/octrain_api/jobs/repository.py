@@ -121,6 +121,10 @@ class JobRepository:
             statement = statement.where(Job.owner == owner)
         return (await self._session.scalars(statement)).one_or_none()
 
+    async def read_given(self, job: Job) -> None:
+        """Read what was written of the job's spec, which few need of a job."""
+        await self._session.refresh(job, ["spec_given"])
+
     async def state(self, job_id: str) -> JobState | None:
         """The state of the job as it is committed now."""
         columns = [getattr(Job, name) for name in JobState._fields]

@@ -21,8 +21,9 @@ _DEFAULT_RESTARTS = 3
 
 
 class JobRow(NamedTuple):
-    """What is shown of a job. `labels`, `latest_metrics`, `spec`, `recipe_from` and `attempts` are
-    JSON texts; `position`, `group_says` and `as_of` are of queued jobs."""
+    """What is shown of a job. `labels`, `latest_metrics`, `spec`, `spec_given`, `recipe_from` and
+    `attempts` are JSON texts; `spec_given` is read of one job alone; `position`, `group_says` and
+    `as_of` are of queued jobs."""
 
     id: str
     name: str | None
@@ -52,6 +53,7 @@ class JobRow(NamedTuple):
     device: str | None = None
     started_at: datetime | None = None
     ended_at: datetime | None = None
+    spec_given: str | None = None
     attempts: str | None = None
     position: int | None = None
     group_says: str | None = None
@@ -72,7 +74,8 @@ class JobRow(NamedTuple):
 
 # Not read where nobody asked for them: they are most of a job's bytes.
 _LARGE = frozenset({"latest_metrics", "spec"})
-_JSON = frozenset({"labels", "recipe_from", *_LARGE})
+_OF_ONE = "spec_given"
+_JSON = frozenset({"labels", "recipe_from", _OF_ONE, *_LARGE})
 _OF_JOB = JobRow._fields[: JobRow._fields.index("attempts")]
 _MAX_RESTARTS = "spec -> 'limits' ->> 'max_restarts' AS max_restarts"
 
@@ -118,16 +121,20 @@ _OBJECTS = f"""
 """  # noqa: S608
 
 
-def objects_of(rest: str, fields: Collection[str] | None = None) -> str:
+def objects_of(rest: str, fields: Collection[str] | None = None, *, whole: bool = False) -> str:
     """SQL of the `JobRow`s of what `SELECT ... FROM jobs {rest}` finds, in no order.
 
-    With `fields` the large members that it does not name are not read.
+    With `fields` the large members that it does not name are not read; only a `whole` row has
+    what is shown of one job alone.
     """
     columns = []
+    unread = frozenset() if fields is None else _LARGE.difference(fields)
+    if not whole:
+        unread |= {_OF_ONE}
     for name in _OF_JOB:
         if name == "max_restarts":
             columns.append(_MAX_RESTARTS)
-        elif name in _LARGE and fields is not None and name not in fields:
+        elif name in unread:
             columns.append(f"NULL AS {name}")
         else:
             columns.append(f"{name}::text" if name in _JSON else name)
@@ -139,7 +146,7 @@ def objects_of(rest: str, fields: Collection[str] | None = None) -> str:
     )
 
 
-_ONE = objects_of("WHERE id = %(id)s AND deleted_at IS NULL")
+_ONE = objects_of("WHERE id = %(id)s AND deleted_at IS NULL", whole=True)
 
 
 class JobRows:

@@ -119,6 +119,16 @@ class JobObject(BaseModel):
     links: dict[str, str]
 
 
+class JobDetail(JobObject):
+    """A job that was asked for by itself."""
+
+    spec_given: dict[str, Any] | None = Field(
+        description="what was written of the spec, by whoever made the job, cloned it or changed "
+        "it, in canonical spelling; what is in `spec` beside it is a default, of a named recipe, "
+        "or filled in by the service. Null for jobs of versions that did not keep it"
+    )
+
+
 class JobList(Page):
     """One page of jobs, newest first."""
 

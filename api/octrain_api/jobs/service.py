@@ -26,6 +26,7 @@ from octrain_api.jobs.checks import (
     narrowed,
     own_root_texts,
 )
+from octrain_api.jobs.given import as_given
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.rows import JobRow, JobRows
 from octrain_api.jobs.submission import FirstEvent, NewJob, Unless, store
@@ -68,6 +69,7 @@ class JobService:
         once: Once,
         allow_waiting: bool,
         *,
+        given: dict[str, Any] | None,
         draft: bool = False,
         also: Sequence[FirstEvent] = (),
         entry: dict[str, Any] | None = None,
@@ -75,7 +77,8 @@ class JobService:
     ) -> JobRow:
         """Check and store a job; or the one that this request made before, by its key.
 
-        A draft waits for its start. `also` are events beside the first one, `entry` is that of the
+        `given` is what of the body was written by the user, or None where that is not known. A
+        draft waits for its start. `also` are events beside the first one, `entry` is that of the
         audit log. Where `alone` is given and nothing was asked of the database before, the job is
         stored over a connection of `alone`: by one statement, which is a transaction.
         """
@@ -90,7 +93,12 @@ class JobService:
             if made_before is None:
                 raise
             return await self.get(made_before)
-        job = self._new_job(spec, recipe_from, Status.DRAFT if draft else Status.QUEUED)
+        job = self._new_job(
+            spec,
+            as_given(given) if given is not None else None,
+            recipe_from,
+            Status.DRAFT if draft else Status.QUEUED,
+        )
         moved = {"from": None, "to": job.status.value, "reason": None, "detail": None}
         first = FirstEvent("status", "Drafted." if draft else "Submitted.", moved)
         unless = Unless(owner_has_quotas=not draft, no_node_fits=not allow_waiting)
@@ -128,12 +136,17 @@ class JobService:
         return made_before
 
     def _new_job(
-        self, spec: dict[str, Any], recipe_from: dict[str, Any] | None, status: Status
+        self,
+        spec: dict[str, Any],
+        given: dict[str, Any] | None,
+        recipe_from: dict[str, Any] | None,
+        status: Status,
     ) -> NewJob:
         return NewJob(
             id=new_id("job"),
             owner=self._principal.owner,
             spec=spec,
+            given=given,
             recipe_from=recipe_from,
             status=status,
             need=need_of(spec),

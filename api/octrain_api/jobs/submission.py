@@ -63,10 +63,11 @@ _STORE = """
             WHERE status = 'queued' AND priority >= %(priority)s::int
             LIMIT %(farthest)s) AS first
     ), new AS (
-        INSERT INTO jobs (id, owner, name, labels, notes, priority, spec, recipe_from, status, need,
-                          total_steps, traceparent, version, sequence, queue_deadline_at)
-        SELECT j.id, j.owner, j.name, j.labels, j.notes, j.priority, j.spec, j.recipe_from,
-               j.status, j.need, j.total_steps, j.traceparent, j.version, j.sequence,
+        INSERT INTO jobs (id, owner, name, labels, notes, priority, spec, spec_given, recipe_from,
+                          status, need, total_steps, traceparent, version, sequence,
+                          queue_deadline_at)
+        SELECT j.id, j.owner, j.name, j.labels, j.notes, j.priority, j.spec, j.spec_given,
+               j.recipe_from, j.status, j.need, j.total_steps, j.traceparent, j.version, j.sequence,
                now() + %(queue_seconds)s::float8 * interval '1 second'
         FROM judged, jsonb_populate_record(CAST(NULL AS jobs), %(job)s::jsonb) AS j
         WHERE NOT is_refused AND (%(key)s::text IS NULL OR EXISTS (SELECT FROM kept))
@@ -94,11 +95,15 @@ _STORE = """
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job that is to be stored. The rest of its row is in its resolved `spec`, or its default."""
+    """A job that is to be stored. The rest of its row is in its resolved `spec`, or its default.
+
+    `given` is what was written of the spec.
+    """
 
     id: str
     owner: str
     spec: dict[str, Any]
+    given: dict[str, Any] | None
     recipe_from: dict[str, Any] | None
     status: Status
     need: Need
@@ -149,6 +154,8 @@ async def store(
     is_queued = job.status == Status.QUEUED
     texts = {name: _json(spec[name]) for name in ("labels", "notes", "name")}
     texts |= {"spec": _json(spec), "recipe_from": _json(job.recipe_from)}
+    # A member that is left out is NULL in the row, and not the null of JSON.
+    texts |= {"spec_given": _json(job.given)} if job.given is not None else {}
     rest = {
         "id": job.id,
         "owner": job.owner,
@@ -200,6 +207,7 @@ async def store(
             sequence=len(events),
             created_at=created_at,
             spec=texts["spec"],
+            spec_given=texts.get("spec_given"),
             recipe_from=texts["recipe_from"],
             max_restarts=str(limits["max_restarts"]),
             position=ahead + 1 if is_queued and ahead < FARTHEST_POSITION else None,

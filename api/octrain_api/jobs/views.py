@@ -1,4 +1,5 @@
-"""Jobs as the JSON that readers get, in the form of `schemas.JobObject`."""
+"""Jobs as the JSON that readers get, in the form of `schemas.JobObject`, and of one alone in
+that of `schemas.JobDetail`."""
 
 from collections.abc import Callable, Collection
 from datetime import UTC, datetime
@@ -70,6 +71,11 @@ MEMBERS: dict[str, Callable[[JobRow], str]] = {
     "recipe_from": lambda row: row.recipe_from or "null",
     "links": _links,
 }
+
+
+def detail_of(row: JobRow) -> str:
+    """The JSON of a job that was asked for by itself."""
+    return f'{json_of(row)[:-1]},"spec_given":{row.spec_given or "null"}}}'
 
 
 def json_of(row: JobRow, fields: Collection[str] | None = None) -> str:

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, func, text
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from octrain_api.models.base import Base, Json
@@ -20,6 +21,8 @@ class Job(Base):
     notes: Mapped[str]
     priority: Mapped[int]
     spec: Mapped[Json]
+    # What was written of it; null in jobs from before this was kept. Read where it is asked for.
+    spec_given: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     # The named recipe that the spec was made with: {"name", "version"}.
     recipe_from: Mapped[Json | None]
     status: Mapped[str]
