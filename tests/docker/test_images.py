@@ -20,14 +20,17 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 import redis
 import yaml
 from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 
-from octrain.local.binaries import find_valkey
+from octrain.local.binaries import find_postgres, find_valkey
+from octrain.local.servers import LocalServers
 
 REPOSITORY = Path(__file__).parents[2]
 COMPOSE = REPOSITORY / "docker-compose.yml"
@@ -114,6 +117,36 @@ def test_the_wheel_builds_from_what_is_copied(path, tmp_path):
     assert {"octrain_api/__main__.py", "octrain_worker/__main__.py", "fp8core/__main__.py"} <= (
         set(names)
     )
+    runs = re.findall(r"^RUN ((?:pip install|python) (?:.*\\\n)*.*)$", path.read_text(), re.M)
+    assert len(runs) == {"api.Dockerfile": 1, "worker.Dockerfile": 2}[path.name]
+    for run in runs:
+        run_of_a_stage(run, wheel, tmp_path / "stage")
+
+
+def run_of_a_stage(run: str, wheel: Path, folder: Path) -> None:
+    """A RUN line that installs, in the shell that the file names; all of it is here already."""
+    folder.mkdir(exist_ok=True)
+    (folder / "wheels").mkdir()
+    shutil.copy(wheel, folder / "wheels")
+    line = run.replace("/wheels", str(folder / "wheels"))
+    line = line.replace("/tmp/torch.txt", str(folder / "torch.txt"))
+    line = line.replace("/constraints", str(REPOSITORY / "constraints"))
+    # It is resolved to the end, with every extra and constraint, and nothing is fetched or changed.
+    assert line.count("pip install ") == 1, run
+    line = line.replace("pip install ", "pip install --dry-run --no-index ")
+    done = subprocess.run(
+        ["/bin/bash", "-o", "pipefail", "-c", line],
+        env={**os.environ, "PATH": f"{TOOLS}:{os.environ['PATH']}"},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, run + done.stdout + done.stderr
+    assert re.search(r"^Would install .*\boctrain-", done.stdout, re.MULTILINE), done.stdout
+    assert "torch-" not in done.stdout.rpartition("Would install")[2], "it keeps the torch it has"
+    assert not any(folder.iterdir()), f"it leaves something in the image: {run}"
 
 
 def test_every_copied_path_exists():
@@ -155,36 +188,55 @@ class Containers:
         (folder / "data").mkdir()
         self.port = free_port()
         self.values = {"DATABASE_URL": postgres_url, "REDIS_URL": redis_url}
-        self.node_key = ""
+        self.node_token = ""
         self.started: list[subprocess.Popen[bytes]] = []
 
     def start(self, name: str) -> subprocess.Popen[bytes]:
-        service = compose()["services"][name]
-        dockerfile = REPOSITORY / service["build"]["dockerfile"]
-        entry = json.loads(re.findall(r"^ENTRYPOINT (\[.*\])$", dockerfile.read_text(), re.M)[-1])
-        image = dict(re.findall(r"^ENV (\w+)=(.*)$", dockerfile.read_text(), re.MULTILINE))
-        argv = [*entry, *(self.here(word) for word in service["command"])]
-        assert argv[0] == "python"
-        environment = {
-            variable: self.values.get(variable) or self.here(value)
-            for variable, value in {**image, **service["environment"]}.items()
-        }
-        folders = [REPOSITORY, REPOSITORY / "api", REPOSITORY / "worker"]
-        process = subprocess.Popen(
-            [sys.executable, *argv[1:]],
-            # Nothing else of this environment: a container has none of it either.
-            env={
-                "PATH": os.environ["PATH"],
-                "HOME": str(self.folder),
-                "PYTHONPATH": os.pathsep.join(map(str, folders)),
-                **environment,
-            },
-            cwd=self.folder,
-            stdout=(self.folder / f"{name}.log").open("ab"),
-            stderr=subprocess.STDOUT,
-        )
+        argv, environment = self.container(name, compose()["services"][name]["command"])
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                argv, env=environment, cwd=self.folder, stdout=log, stderr=subprocess.STDOUT
+            )
         self.started.append(process)
         return process
+
+    def run_as_documented(self, command: str, node: str = "") -> Any:
+        """What a line `docker compose run --rm api COMMAND ...` of docs/operations.md prints."""
+        text = (REPOSITORY / "docs" / "operations.md").read_text()
+        found = re.search(rf"^docker compose run --rm api ({command} .*)$", text, re.MULTILINE)
+        assert found is not None, command
+        words = found[1].replace("cpu-node", node or "cpu-node").split()
+        argv, environment = self.container("api", words)
+        made = subprocess.run(
+            argv,
+            env=environment,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert made.returncode == 0, made.stderr
+        return json.loads(made.stdout.splitlines()[-1])
+
+    def container(self, name: str, command: list[str]) -> tuple[list[str], dict[str, str]]:
+        """What runs in a container of the service, and with which variables."""
+        service = compose()["services"][name]
+        dockerfile = (REPOSITORY / service["build"]["dockerfile"]).read_text()
+        entry = json.loads(re.findall(r"^ENTRYPOINT (\[.*\])$", dockerfile, re.MULTILINE)[-1])
+        image = dict(re.findall(r"^ENV (\w+)=(.*)$", dockerfile, re.MULTILINE))
+        argv = [*entry, *(self.here(word) for word in command)]
+        assert argv[0] == "python"
+        folders = [REPOSITORY, REPOSITORY / "api", REPOSITORY / "worker"]
+        # Nothing else of this environment: a container has none of it either.
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(self.folder),
+            "PYTHONPATH": os.pathsep.join(map(str, folders)),
+        }
+        for variable, value in {**image, **service["environment"]}.items():
+            environment[variable] = self.values.get(variable) or self.here(value)
+        return [sys.executable, *argv[1:]], environment
 
     def here(self, text: str) -> str:
         """A value of the compose file with what is the container's replaced by what is ours."""
@@ -193,7 +245,7 @@ class Containers:
         text = text.replace("http://api:8000", f"http://127.0.0.1:{self.port}")
         text = re.sub(r"^8000$", str(self.port), text)
         text = text.replace("0.0.0.0", "127.0.0.1")
-        text = text.replace("${OCTRAIN_NODE_KEY:-}", self.node_key)
+        text = text.replace("${OCTRAIN_NODE_TOKEN:-}", self.node_token)
         return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
     def log(self, name: str) -> str:
@@ -251,46 +303,24 @@ def test_every_command_runs(containers: Containers):
     program, *words = json.loads(check[1].replace(":8000/", f":{containers.port}/"))
     assert program == "python"
     subprocess.run([sys.executable, *words], timeout=30, check=True)
-    # How docs/operations.md makes the first keys: `docker compose run --rm api create-key ...`.
-    keys = {}
-    for name, scopes in (
-        ("me", "jobs:read,jobs:write,admin"),
-        ("cpu-node", "node"),
-        ("gpu-node", "node"),
-    ):
-        made = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "octrain_api",
-                "create-key",
-                "--name",
-                name,
-                "--owner",
-                "ops",
-                "--scopes",
-                scopes,
-            ],
-            env={**os.environ, **containers.values},
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        keys[name] = json.loads(made.stdout.splitlines()[-1])["key"]
+    # The keys and tokens of docs/operations.md, by its own lines.
+    key = containers.run_as_documented("create-key")["key"]
+    tokens = {
+        node: containers.run_as_documented("create-node-token", node)["token"]
+        for node in ("cpu-node", "gpu-node")
+    }
 
     controller = containers.start("controller")
     containers.until(lambda: "this controller leads" in containers.log("controller"), "controller")
 
     # The second is that of a node with GPUs; here it has none, and says so of itself.
     for service, name in (("worker-cpu", "cpu-node"), ("worker-gpu", "gpu-node")):
-        containers.node_key = keys[name]
+        containers.node_token = tokens[name]
         worker = containers.start(service)
         (node,) = containers.until(
             lambda own=name: [
                 node
-                for node in containers.get("/v1/nodes", keys["me"])["items"]
+                for node in containers.get("/v1/nodes", key)["items"]
                 if node["live"] and node["name"] == own
             ],
             service,
@@ -335,3 +365,33 @@ def test_the_command_of_valkey_makes_a_server_that_throws_nothing_away(tmp_path)
     finally:
         server.terminate()
         server.wait(10)
+
+
+def test_the_health_check_of_postgres_tells_whether_a_server_answers(
+    database_server: LocalServers,
+) -> None:
+    service = compose()["services"]["postgres"]
+    kind, line = service["healthcheck"]["test"]
+    assert kind == "CMD-SHELL"
+    made = service["environment"]
+    programs = find_postgres().folder
+    url = urlsplit(database_server.create_database(made["POSTGRES_DB"]))
+    # A server whose first user and database are those of the compose file.
+    assert url.username == made["POSTGRES_USER"]
+    with psycopg.connect(url.geturl()):
+        assert check(line, programs, url.port) == 0
+    assert check(line, programs, free_port()) == 2, "it found a server where none is"
+
+
+def check(line: str, programs: Path, port: int | None) -> int:
+    """The exit status of a health check's line, as a container's shell runs it."""
+    done = subprocess.run(
+        ["/bin/sh", "-c", line],
+        # In the container the server is found by its socket's usual place.
+        env={"PATH": f"{programs}:/usr/bin:/bin", "PGHOST": "127.0.0.1", "PGPORT": str(port)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode
