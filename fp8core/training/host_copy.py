@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fp8core.training.host_room import HostRoom, bytes_of_room
+
 __all__ = ["HostCopy", "Named", "available_host_bytes", "bytes_of_copy"]
 
 # Tensors by file stem, then by name.
@@ -25,9 +27,7 @@ class HostCopy:
     """Room for one copy of the same tensors again and again."""
 
     def __init__(self) -> None:
-        # By stem, name and whether it is page-locked. The tensors are not asked: that would wake
-        # the GPU of a machine whose run is on the CPU.
-        self._held: dict[tuple[str, str, bool], Tensor] = {}
+        self._room: HostRoom | None = None
 
     def take(self, tensors: Named) -> Callable[[], dict[str, dict[str, Tensor]]]:
         """Copies ``tensors`` as they are at this point of their devices' queues.
@@ -35,47 +35,38 @@ class HostCopy:
         Returns what waits until the copy is complete and gives it; it is good until the next one is
         taken. Raises ``RuntimeError`` or ``MemoryError`` where there is no memory for it.
         """
-        before, self._held = self._held, {}
-        copies: dict[str, dict[str, Tensor]] = {}
+        if self._room is None or not self._room.fits(tensors):
+            self._room = None  # before there is another one
+            self._room = HostRoom(tensors)
+        room = self._room
         devices: set[torch.device] = set()
         for stem, named in tensors.items():
-            copies[stem] = {}
             for name, tensor in named.items():
-                there = tensor.detach()
-                key = (stem, name, there.is_cuda)
-                place = before.get(key)
-                if place is None or (place.shape, place.dtype) != (there.shape, there.dtype):
-                    place = torch.empty(there.shape, dtype=there.dtype, pin_memory=there.is_cuda)
-                self._held[key] = copies[stem][name] = place.copy_(there, non_blocking=True)
-                if there.is_cuda:
-                    devices.add(there.device)
-        events = []
+                room.places[stem][name].copy_(tensor.detach(), non_blocking=True)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+        room.writes.clear()
         for device in devices:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
-            events.append(event)
+            room.writes.append(event)
 
         def arrived() -> dict[str, dict[str, Tensor]]:
-            for event in events:
+            for event in room.writes:
                 event.synchronize()
-            return copies
+            return {stem: dict(named) for stem, named in room.places.items()}
 
         return arrived
 
     @property
     def held(self) -> bool:
         """Whether there has been a copy, whose memory the next one uses again."""
-        return bool(self._held)
+        return self._room is not None
 
 
 def bytes_of_copy(tensors: Named) -> int:
-    """What a copy of ``tensors`` takes: page-locked blocks come in powers of two."""
-    total = 0
-    for named in tensors.values():
-        for tensor in named.values():
-            size = tensor.nbytes
-            total += 1 << (size - 1).bit_length() if tensor.is_cuda and size else size
-    return total
+    """What a copy of ``tensors`` takes: their bytes, each rounded up to a cache line."""
+    return bytes_of_room(tensors)
 
 
 def available_host_bytes() -> int | None:

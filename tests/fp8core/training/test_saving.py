@@ -218,7 +218,33 @@ def test_a_copy_stays_as_it_was_and_its_memory_is_used_again() -> None:
     again = copy.take(live)()
     assert again["model"]["w"].data_ptr() == first["model"]["w"].data_ptr()
     assert not again["model"]["w"].any()
-    assert bytes_of_copy(live) == 6 * 4 + 8
+    with pytest.raises(MemoryError):
+        copy.take({"model": {"w": torch.empty(1, dtype=torch.uint8).expand(1 << 62)}})
+    assert not copy.held
+
+
+def test_a_copy_takes_no_more_than_its_tensors() -> None:
+    dtypes = [torch.float8_e4m3fn, torch.bfloat16, torch.float32, torch.float64, torch.int64]
+    live = {
+        "model": {str(dtype): torch.arange(37).to(dtype) for dtype in dtypes},
+        "engine": {"none": torch.empty(0, 3), "one": torch.tensor(True)},
+        "optimizer": {f"m{number}": torch.full((1025,), float(number)) for number in range(9)},
+    }
+    copy = HostCopy()
+    found = copy.take(live)()
+    tensors = [(stem, name) for stem, named in live.items() for name in named]
+    for stem, name in tensors:
+        kept, tensor = found[stem][name], live[stem][name]
+        assert (kept.dtype, kept.shape) == (tensor.dtype, tensor.shape)
+        assert kept.double().equal(tensor.double())
+        assert kept.is_contiguous()
+    places = [t.data_ptr() for named in found.values() for t in named.values() if t.numel()]
+    size = sum(t.nbytes for named in live.values() for t in named.values())
+    assert max(places) - min(places) + 1025 * 4 <= bytes_of_copy(live) < size + 64 * len(tensors)
+    # Other tensors have memory of their own.
+    other = copy.take({"model": {"w": torch.ones(1025)}})()
+    assert bool((other["model"]["w"] == 1).all())
+    assert found["optimizer"]["m8"].tolist() == [8.0] * 1025
 
 
 def test_what_is_left_is_the_least_of_machine_and_cgroups(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import mmap
 from typing import Any
 
 import pytest
 import torch
 
+from fp8core.training import host_room
 from fp8core.training.host_copy import HostCopy, bytes_of_copy
 
 pytestmark = [
@@ -37,6 +40,35 @@ def test_a_copy_is_of_its_place_in_the_queue_and_the_host_does_not_wait() -> Non
     assert bool((weight == 2.0).all())
 
 
-def test_page_locked_blocks_are_counted_as_they_are_given() -> None:
-    tensors = {"model": {"w": torch.zeros(3 << 20, dtype=torch.uint8, device="cuda")}}
-    assert bytes_of_copy(tensors) == 4 << 20
+def test_a_copy_takes_no_more_page_locked_memory_than_its_tensors() -> None:
+    tensors = {
+        "model": {f"w{n}": torch.full(((1 << 20) + 1,), n, device="cuda") for n in range(8)},
+        "optimizer": {"updates": torch.tensor(7)},
+    }
+    size = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
+    copy = HostCopy()
+    found = copy.take(tensors)()
+    assert bytes_of_copy(tensors) < size + 64 * 9
+    places = [tensor for named in found.values() for tensor in named.values()]
+    assert all(tensor.is_pinned() for tensor in places)
+    begin = min(tensor.data_ptr() for tensor in places)
+    assert max(tensor.data_ptr() + tensor.nbytes for tensor in places) <= begin + size + 64 * 9
+    assert [int(found["model"][f"w{n}"][-1]) for n in range(8)] == list(range(8))
+    # It is unlocked when nothing uses it any more.
+    del copy
+    gc.collect()
+    assert not any(tensor.is_pinned() for tensor in places)
+    assert int(found["model"]["w7"].sum()) == 7 * ((1 << 20) + 1)
+
+
+def test_what_cannot_be_page_locked_is_told_and_leaves_no_error_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    weight = torch.ones(1 << 10, device="cuda")
+    # More than is mapped there.
+    monkeypatch.setattr(host_room, "_ALIGNMENT", 1 << 46)
+    real = mmap.mmap
+    monkeypatch.setattr(mmap, "mmap", lambda _, size, **more: real(-1, 1 << 16, **more))
+    with pytest.raises(RuntimeError, match="cannot be page-locked: CUDA error"):
+        HostCopy().take({"model": {"w": weight}})
+    assert float((weight + 1).sum()) == 2 << 10
