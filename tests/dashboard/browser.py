@@ -18,6 +18,22 @@ BUILT = REPOSITORY / "dashboard" / "dist" / "index.html"
 PATIENCE = 60_000
 SIZES = {"wide": (1440, 900), "narrow": (360, 740)}
 
+# The part that reaches furthest beyond the window, to be told where one does for longer than a page
+# takes to find its places: data and fonts come, and charts are drawn, one after the other.
+_BEYOND = """(patience) => new Promise((done) => {
+    const root = document.documentElement;
+    const end = performance.now() + patience;
+    const look = () => {
+        if (root.scrollWidth <= root.clientWidth) return done(null);
+        if (performance.now() < end) return requestAnimationFrame(look);
+        const parts = [...document.querySelectorAll('body *')]
+            .map((part) => [part.getBoundingClientRect().right, part.outerHTML.slice(0, 120)])
+            .sort((one, other) => other[0] - one[0]);
+        done(`${root.scrollWidth} px of ${root.clientWidth}: ${parts[0]}`);
+    };
+    look();
+})"""
+
 _FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
@@ -83,6 +99,12 @@ def settled(page: Any) -> None:
 
     page.get_by_role("heading", level=1).first.wait_for()
     expect(page.locator(".spinner")).to_have_count(0, timeout=60_000)
+
+
+def beyond(page: Any) -> str | None:
+    """What of the page is wider than its window; None when it fits, as it soon must."""
+    found = page.evaluate(_BEYOND, 10_000)
+    return str(found) if found is not None else None
 
 
 def violations(page: Any) -> list[str]:

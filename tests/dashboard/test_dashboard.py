@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +16,7 @@ from tests.dashboard.browser import (
     AXE,
     PATIENCE,
     SIZES,
+    beyond,
     lacking,
     settled,
     sign_in,
@@ -144,10 +149,7 @@ def test_axe_finds_nothing_serious(service: Any, browser: Any, scheme: str, size
             page.goto(f"{service.stack.url}/dashboard{path}")
             settled(page)
             found[path] = violations(page)
-            overflow = page.evaluate(
-                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-            )
-            assert overflow <= 0, f"{path} is wider than a window of {width} px"
+            assert beyond(page) is None, path
     finally:
         context.close()
     assert {path: list_ for path, list_ in found.items() if list_} == {}
@@ -188,3 +190,57 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
     fields = [row.locator("td").first.inner_text() for row in differences.locator("tbody tr").all()]
     assert {"recipe.engine", "recipe.amax_history_len", "recipe.dtype"} <= set(fields)
     assert not any(field.startswith(("training", "model", "data")) for field in fields)
+
+
+def test_what_was_set_is_apart_and_its_copies_make_the_same_job(service: Any, page: Any) -> None:
+    """The copies of curl, command and Python are run as they were copied."""
+    # One that equals its default was set all the same.
+    training = {"steps": 2, "gradient_accumulation": 1}
+    job = service.submit("copied", training=training, labels={"of": 'it\'s a "label"'})
+    told = service.object(job.id)
+    url, key = service.stack.url, service.stack.api_key
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url)
+    sign_in(page, url, key, f"/jobs/{job.id}?tab=spec")
+    settled(page)
+
+    def fields(section: str) -> set[str]:
+        rows = page.get_by_role("region", name=section, exact=True).locator(".spec-row dt")
+        return set(rows.all_inner_texts())
+
+    assert {"steps", "gradient_accumulation", "labels"} <= fields("Set")
+    assert "priority" in fields("Filled in")
+    assert "gradient_accumulation" not in fields("Filled in")
+    page.get_by_label("Show them").uncheck()
+    assert fields("Filled in") == set()
+
+    copies = {}
+    for name in ("curl", "command", "Python"):
+        page.get_by_role("button", name=f"Copy as {name}").click()
+        copies[name] = page.evaluate("() => navigator.clipboard.readText()")
+    assert len(set(copies.values())) == len(copies), "each copy is its own"
+    bin_folder = Path(sys.executable).parent
+    path = f"{bin_folder}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OCTRAIN_API_KEY": key}
+    made: set[str] = set()
+    for name, text in copies.items():
+        program = [sys.executable, "-c", text] if name == "Python" else ["bash", "-c", text]
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, (name, text, done.stderr)
+        listed = service.http.get("/v1/jobs?name=copied").json()["items"]
+        (new,) = {one["id"] for one in listed} - made - {job.id}
+        made.add(new)
+        assert service.object(new)["spec"] == told["spec"], name
+
+
+def test_a_browser_without_a_clipboard_shows_what_was_to_be_copied(service: Any, page: Any) -> None:
+    job = service.submit("not-copied", training={"steps": 2})
+    # As over plain HTTP, from another machine.
+    page.context.add_init_script(
+        "Object.defineProperty(navigator, 'clipboard', {value: undefined})"
+    )
+    sign_in(page, service.stack.url, service.stack.api_key, f"/jobs/{job.id}?tab=spec")
+    page.get_by_role("button", name="Copy as curl").click()
+    dialog = page.get_by_role("dialog", name="Copy as curl")
+    assert dialog.get_by_role("textbox").input_value().startswith("curl ")
+    dialog.get_by_role("button", name="Close").click()
+    dialog.wait_for(state="detached")

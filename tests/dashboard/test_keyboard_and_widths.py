@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.dashboard.browser import PATIENCE, settled, sign_in
+from tests.dashboard.browser import PATIENCE, beyond, settled, sign_in
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -14,15 +14,6 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 FOCUSED = """() => {
     const { ariaLabel, textContent } = document.activeElement;
     return (ariaLabel ?? textContent ?? '').trim();
-}"""
-# The part that reaches furthest beyond the window, to be told where one does.
-WIDER = """() => {
-    const most = document.documentElement.clientWidth;
-    if (document.documentElement.scrollWidth <= most) return null;
-    const beyond = [...document.querySelectorAll('body *')]
-        .map((element) => [element.getBoundingClientRect().right, element.outerHTML.slice(0, 120)])
-        .sort((one, other) => other[0] - one[0]);
-    return beyond[0];
 }"""
 
 
@@ -124,6 +115,6 @@ def test_no_page_is_wider_than_its_window(service: Any, browser: Any, width: int
             if "charts=" in path:
                 page.locator(".chart").first.scroll_into_view_if_needed()
                 page.locator(".chart canvas").first.wait_for()
-            assert page.evaluate(WIDER) is None, path
+            assert beyond(page) is None, path
     finally:
         context.close()

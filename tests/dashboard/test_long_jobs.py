@@ -1,4 +1,5 @@
-"""Job pages of a size that takes days to train: soon there, and never in their user's way.
+"""Job pages that a played node fills: of a size that takes days to train, soon there, and never in
+their user's way; and with FP8 health that is known number by number.
 
 The bounds are of liveness, for machines that do much else meanwhile; what an idle one takes is in
 docs/dashboard.md, by ``python -m tests.dashboard.measure``.
@@ -10,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.conftest import StartService
 from tests.dashboard.browser import PATIENCE, sign_in
-from tests.dashboard.long_jobs import SERIES, long_job, recorded_job
+from tests.dashboard.long_jobs import SERIES, alarm, long_job, recorded_job
 from tests.dashboard.page_speed import open_job, replay, watch
 from tests.dashboard.played_node import PlayedNode
 from tests.running_service import Service
@@ -79,3 +81,79 @@ def test_a_replayed_stream_leaves_the_page_free(
         assert max(replayed.tasks, default=0) < LONGEST_TASK, (tab, replayed)
         assert tab == "?tab=timeline" or replayed.readings > 0, (tab, replayed)
         watched.context.clear_cookies()
+
+
+def test_the_heatmap_is_read_by_pointer_and_by_keyboard(
+    service: Service, node: PlayedNode, page: Any
+) -> None:
+    """Each cell tells its layer, step and value; an alarm is marked where it happened."""
+    layers, steps = [f"layers.{number}" for number in range(6)], range(1, 41)
+
+    def share(layer: int, step: int) -> float:
+        return (10 * step + layer) / 1000
+
+    def told(layer: int, step: int) -> str:
+        return f"{layers[layer]}, step {step}: {share(layer, step) * 100:.1f}".removesuffix(".0")
+
+    job = node.take("hot", training={"steps": 40})
+    for step in steps:
+        names = {f"fp8/{layer}/grad_output/saturated": n for n, layer in enumerate(layers)}
+        values = {name: share(number, step) for name, number in names.items()}
+        node.send(job, [{"type": "metrics", "step": step, "tokens": step, "values": values}])
+    node.send(job, [alarm(13, layers[3])])
+    node.beat()
+    sign_in(page, service.stack.url, service.stack.api_key, f"/jobs/{job.id}?tab=fp8")
+    cells, reading = page.locator(".heat-cells"), page.locator(".readout[role=status]")
+    cells.focus()
+    expect(reading).to_contain_text("Each column is one step")
+
+    # By keyboard: from the newest step to the first, down and across; and no further than there is.
+    for key, layer, step in (
+        ("ArrowUp", 0, 40),
+        ("ArrowRight", 0, 40),
+        ("Home", 0, 1),
+        ("ArrowDown", 1, 1),
+        ("ArrowRight", 1, 2),
+    ):
+        page.keyboard.press(key)
+        expect(reading).to_have_text(f"{told(layer, step)} %")
+    # The pointer finds the same cells: where the cursor is, and so many beside it.
+    box = page.locator(".heat-cursor").bounding_box()
+    middle = (box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.keyboard.press("Escape")
+    expect(page.locator(".heat-cursor")).to_have_count(0)
+    page.mouse.move(middle[0] + 7 * box["width"], middle[1] + 3 * box["height"])
+    expect(reading).to_have_text(f"{told(4, 9)} %")
+    page.mouse.move(*middle)
+    expect(reading).to_have_text(f"{told(1, 2)} %")
+    # A click picks it, and it stays told when the pointer is elsewhere.
+    page.mouse.down()
+    page.mouse.up()
+    page.mouse.move(0, 0)
+    expect(page.locator(".heat-cursor")).to_have_count(0)
+    expect(reading).to_have_text(f"{told(1, 2)} %")
+    assert _middle(page.locator(".heat-mark")) == pytest.approx(middle, abs=1)
+
+    # The alarm leads to its figure and tensor, and to the mark at its layer and step.
+    page.get_by_role("button", name="Weights").click()
+    page.get_by_text("Nothing recorded of this tensor").wait_for()
+    page.get_by_role("button", name="step 13", exact=True).click()
+    expect(reading).to_have_text(f"{told(3, 13)} %")
+    expect(page.get_by_role("button", name="Gradients")).to_have_attribute("aria-pressed", "true")
+    mark = page.locator(".heat-mark")
+    expect(mark).to_be_in_viewport()
+    # Enter picks by keyboard: from the alarm on, one step on and one layer down.
+    cells.focus()
+    at = _middle(mark)
+    for key in ("ArrowRight", "ArrowDown", "Enter"):
+        page.keyboard.press(key)
+    expect(reading).to_have_text(f"{told(4, 14)} %")
+    box = page.locator(".heat-cursor").bounding_box()
+    beside = (at[0] + box["width"], at[1] + box["height"])
+    assert _middle(mark) == pytest.approx(beside, abs=1)
+    node.finish(job)
+
+
+def _middle(part: Any) -> tuple[float, float]:
+    box = part.bounding_box()
+    return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2

@@ -1,8 +1,8 @@
-import { type PointerEvent, useEffect, useMemo, useRef, useState } from 'react';
+import { type PointerEvent, useEffect, useRef, useState } from 'react';
 import { useShownTheme } from '~/app/theme';
 import { formatCompact } from '~/format/numbers';
-import type { Heat } from '~/pages/job/health';
-import { bytesOf, columnOf, labelEvery, pixelsOf } from './heatPicture';
+import type { Heat, Spot } from '~/pages/job/health';
+import { bytesOf, type CellPlace, labelEvery, moved, pixelsOf, placeOf } from './heatPicture';
 
 // From cold to hot, told apart by lightness too (after the map "viridis").
 const RAMP = ['#440154', '#3b528b', '#21918c', '#5ec962', '#fde725'];
@@ -14,15 +14,8 @@ const SHARES = {
 const FONT_SIZE = 11;
 const TOP = 4;
 const BOTTOM = 22;
-
-export interface Spot {
-  layer: string;
-  step: number;
-}
-
-interface Cell extends Spot {
-  value: number | null;
-}
+// The least side of the mark around what was picked: cells may be smaller than can be seen.
+const MARK = 14;
 
 interface Place {
   left: number;
@@ -30,29 +23,29 @@ interface Place {
   height: number;
 }
 
-/** Layers down, steps across. Cells that were not finite stand out in the colour of errors. */
+/**
+ * Layers down, steps across. Cells that were not finite stand out in the colour of errors. The
+ * pointer or the arrow keys lead a cursor over the cells, a click or Enter picks one.
+ */
 export default function Heatmap(props: {
   heat: Heat;
   log: boolean;
   label: string;
   spot: Spot | null;
   format: (value: number) => string;
-  onHover: (cell: Cell | null) => void;
+  onCursor: (cell: CellPlace | null) => void;
   onPick: (spot: Spot) => void;
 }) {
   const { heat, log, spot, format } = props;
   const frame = useRef<HTMLDivElement>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
-  const place = useRef<Place>({ left: 0, width: 1, height: 1 });
-  const hovered = useRef<Cell | null>(null);
+  const mark = useRef<HTMLDivElement>(null);
+  const [place, setPlace] = useState<Place>({ left: 0, width: 1, height: 1 });
+  const [cursor, setCursor] = useState<CellPlace | null>(null);
   const [width, setWidth] = useState(0);
   const theme = useShownTheme();
   const ramp = log ? RAMP : SHARES[theme];
   const height = Math.min(1400, Math.max(160, heat.layers.length * 18)) + TOP + BOTTOM;
-  const values = useMemo(
-    () => new Map(heat.cells.map(([column, row, , value]) => [`${column} ${row}`, value])),
-    [heat],
-  );
 
   useEffect(() => {
     const element = frame.current;
@@ -64,43 +57,84 @@ export default function Heatmap(props: {
 
   useEffect(() => {
     if (canvas.current && width > 0) {
-      place.current = draw(canvas.current, width, height, heat, ramp, spot);
+      setPlace(draw(canvas.current, width, height, heat, ramp));
     }
-  }, [heat, ramp, spot, width, height]);
+  }, [heat, ramp, width, height]);
 
-  function cellAt(event: PointerEvent): Cell | null {
-    const { left, width: wide, height: high } = place.current;
+  // What was picked elsewhere on the page may be out of sight here.
+  useEffect(() => {
+    if (spot) mark.current?.scrollIntoView({ block: 'nearest' });
+  }, [spot]);
+
+  function cellAt(event: PointerEvent): CellPlace | null {
     const box = event.currentTarget.getBoundingClientRect();
-    const column = Math.floor(((event.clientX - box.left - left) / wide) * heat.steps.length);
-    const row = Math.floor(((event.clientY - box.top - TOP) / high) * heat.layers.length);
-    const [step, layer] = [heat.steps[column], heat.layers[row]];
-    if (step === undefined || layer === undefined) return null;
-    const value = values.get(`${column} ${row}`);
-    if (value === undefined && !heat.notFinite.some(([x, y]) => x === column && y === row))
-      return null;
-    return { layer, step, value: value ?? null };
+    const across = (event.clientX - box.left - place.left) / place.width;
+    const down = (event.clientY - box.top - TOP) / place.height;
+    if (across < 0 || across >= 1 || down < 0 || down >= 1) return null;
+    return {
+      column: Math.floor(across * heat.steps.length),
+      row: Math.floor(down * heat.layers.length),
+    };
   }
 
-  function hover(cell: Cell | null) {
-    const before = hovered.current;
-    if (before?.layer === cell?.layer && before?.step === cell?.step) return;
-    hovered.current = cell;
-    props.onHover(cell);
+  function lead(cell: CellPlace | null) {
+    if (cursor?.column === cell?.column && cursor?.row === cell?.row) return;
+    setCursor(cell);
+    props.onCursor(cell);
   }
+
+  function pick(cell: CellPlace | null) {
+    const [layer, step] = [heat.layers[cell?.row ?? -1], heat.steps[cell?.column ?? -1]];
+    if (layer !== undefined && step !== undefined) props.onPick({ layer, step });
+  }
+
+  const boxOf = ({ column, row }: CellPlace, least = 0) => {
+    const [wide, high] = [place.width / heat.steps.length, place.height / heat.layers.length];
+    const [outerWide, outerHigh] = [Math.max(wide, least), Math.max(high, least)];
+    return {
+      left: place.left + (column + 0.5) * wide - outerWide / 2,
+      top: TOP + (row + 0.5) * high - outerHigh / 2,
+      width: outerWide,
+      height: outerHigh,
+    };
+  };
+  const picked = spot && placeOf(heat, spot);
 
   return (
     <div ref={frame} className="heatmap">
-      <canvas
-        ref={canvas}
-        role="img"
+      <div
+        className="heat-cells"
+        tabIndex={0}
+        role="group"
         aria-label={props.label}
-        onPointerMove={(event) => hover(cellAt(event))}
-        onPointerLeave={() => hover(null)}
-        onPointerDown={(event) => {
-          const cell = cellAt(event);
-          if (cell) props.onPick(cell);
+        onPointerMove={(event) => lead(cellAt(event))}
+        onPointerLeave={() => lead(null)}
+        onPointerDown={(event) => pick(cellAt(event))}
+        onKeyDown={(event) => {
+          if (event.key === 'Enter' || event.key === ' ') pick(cursor);
+          else {
+            const next = moved(heat, cursor ?? picked, event.key);
+            if (next === undefined) return;
+            lead(next);
+          }
+          event.preventDefault();
         }}
-      />
+        onBlur={() => lead(null)}
+      >
+        <canvas ref={canvas} />
+        {cursor && <div className="heat-cursor" style={boxOf(cursor)} />}
+        {picked && (
+          <div
+            ref={mark}
+            className="heat-mark"
+            style={
+              picked.column === null
+                ? { ...boxOf({ column: 0, row: picked.row }), left: place.left, width: place.width }
+                : boxOf({ column: picked.column, row: picked.row }, MARK)
+            }
+          />
+        )}
+      </div>
       <div className="heat-key" aria-hidden="true">
         {format(log ? 2 ** heat.low : heat.low)}
         <span style={{ background: `linear-gradient(to right, ${ramp.join(', ')})` }} />
@@ -117,7 +151,6 @@ function draw(
   height: number,
   heat: Heat,
   ramp: readonly string[],
-  spot: Spot | null,
 ): Place {
   const ratio = devicePixelRatio;
   canvas.width = Math.round(width * ratio);
@@ -166,19 +199,5 @@ function draw(
   small.getContext('2d')?.putImageData(new ImageData(pixels, small.width), 0, 0);
   context.imageSmoothingEnabled = false;
   context.drawImage(small, place.left, TOP, place.width, place.height);
-
-  const row = spot ? heat.layers.indexOf(spot.layer) : -1;
-  const column = spot ? columnOf(heat.steps, spot.step) : -1;
-  if (row >= 0 && column >= 0) {
-    context.strokeStyle = colour('--bad');
-    context.lineWidth = 3;
-    const side = 14;
-    context.strokeRect(
-      place.left + (column + 0.5) * cell.width - side / 2,
-      TOP + (row + 0.5) * cell.height - side / 2,
-      side,
-      side,
-    );
-  }
   return place;
 }

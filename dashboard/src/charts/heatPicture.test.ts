@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { bytesOf, columnOf, labelEvery, pixelsOf, rampAt } from './heatPicture';
+import { bytesOf, columnOf, labelEvery, moved, pixelsOf, placeOf, rampAt } from './heatPicture';
 
 const RAMP = ['#000000', '#204060', '#ffffff'].map(bytesOf);
 
@@ -46,6 +46,39 @@ describe('columnOf', () => {
   it('is the column that holds the step', () => {
     expect([0, 9, 10, 25].map((step) => columnOf([0, 10, 20], step))).toEqual([0, 0, 1, 2]);
     expect(columnOf([5], 4)).toBe(-1);
+  });
+});
+
+const heat = {
+  layers: ['a', 'b', 'c'],
+  steps: [0, 10, 20],
+  width: 10,
+  cells: [],
+  notFinite: [],
+  low: 0,
+  high: 1,
+};
+
+describe('placeOf', () => {
+  it('is the cell of a step, the row without one, and nothing of another layer', () => {
+    expect(placeOf(heat, { layer: 'b', step: 15 })).toEqual({ column: 1, row: 1 });
+    expect(placeOf(heat, { layer: 'b', step: null })).toEqual({ column: null, row: 1 });
+    expect(placeOf(heat, { layer: 'z', step: 15 })).toBeNull();
+  });
+});
+
+describe('moved', () => {
+  it('begins at the newest step, goes cell by cell, and stays within', () => {
+    const first = moved(heat, null, 'ArrowDown');
+    expect(first).toEqual({ column: 2, row: 0 });
+    expect(moved(heat, { column: 2, row: 0 }, 'ArrowDown')).toEqual({ column: 2, row: 1 });
+    expect(moved(heat, { column: 2, row: 2 }, 'ArrowDown')).toEqual({ column: 2, row: 2 });
+    expect(moved(heat, { column: 0, row: 1 }, 'ArrowLeft')).toEqual({ column: 0, row: 1 });
+    expect(moved(heat, { column: 1, row: 1 }, 'Home')).toEqual({ column: 0, row: 1 });
+    expect(moved(heat, { column: 1, row: 1 }, 'End')).toEqual({ column: 2, row: 1 });
+    expect(moved(heat, { column: null, row: 1 }, 'ArrowLeft')).toEqual({ column: 1, row: 1 });
+    expect(moved(heat, { column: 1, row: 1 }, 'Escape')).toBeNull();
+    expect(moved(heat, { column: 1, row: 1 }, 'Tab')).toBeUndefined();
   });
 });
 

@@ -1,6 +1,6 @@
 /** A heatmap as a picture of one pixel a cell, and the ramp of its colours. */
 
-import type { Heat } from '~/pages/job/health';
+import type { Heat, Spot } from '~/pages/job/health';
 
 type Rgb = readonly [red: number, green: number, blue: number];
 
@@ -42,6 +42,46 @@ export function pixelsOf(
 /** The index of the column that holds a step; the last one before it where it is between two. */
 export function columnOf(steps: readonly number[], step: number): number {
   return steps.findLastIndex((first) => first <= step);
+}
+
+/** A cell by its place. */
+export interface CellPlace {
+  column: number;
+  row: number;
+}
+
+/** Where a spot is; of one without a step, or whose step has no column, the whole row. */
+export function placeOf(heat: Heat, spot: Spot): { column: number | null; row: number } | null {
+  const row = heat.layers.indexOf(spot.layer);
+  if (row < 0) return null;
+  const column = spot.step === null ? -1 : columnOf(heat.steps, spot.step);
+  return { column: column < 0 ? null : column, row };
+}
+
+/**
+ * The cell that a key leads to from another: arrows to the next one, Home and End along the row,
+ * Escape to none. Undefined for other keys.
+ */
+export function moved(
+  heat: Heat,
+  from: { column: number | null; row: number } | null,
+  key: string,
+): CellPlace | null | undefined {
+  const last = { column: heat.steps.length - 1, row: heat.layers.length - 1 };
+  const by = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[key];
+  const row = from?.row ?? 0;
+  // The newest step is what one looks for first.
+  const column = from?.column ?? last.column;
+  if (key === 'Escape') return null;
+  if (key === 'Home') return { column: 0, row };
+  if (key === 'End') return { column: last.column, row };
+  if (by === undefined) return undefined;
+  if (from === null) return { column, row };
+  const within = (at: number, most: number) => Math.min(most, Math.max(0, at));
+  return {
+    column: within(column + (by[0] ?? 0), last.column),
+    row: within(row + (by[1] ?? 0), last.row),
+  };
 }
 
 /** Every how many there is room for a label, where one takes `size` of a room for `count`. */

@@ -1,6 +1,8 @@
+import { useState } from 'react';
+import { Dialog } from './Dialog';
 import { toast } from './Toast';
 
-/** Puts a text into the clipboard. */
+/** Puts a text into the clipboard; where browsers give none, over plain HTTP, it shows the text. */
 export function CopyButton({
   text,
   label = 'Copy',
@@ -8,17 +10,45 @@ export function CopyButton({
   text: string | (() => string);
   label?: string;
 }) {
+  const [shown, setShown] = useState<string | null>(null);
   async function copy() {
+    const copied = typeof text === 'string' ? text : text();
     try {
-      await navigator.clipboard.writeText(typeof text === 'string' ? text : text());
+      await navigator.clipboard.writeText(copied);
       toast('Copied');
     } catch {
-      toast('The browser does not allow copying here: select the text and copy it by hand.', 'bad');
+      setShown(copied);
     }
   }
   return (
-    <button type="button" className="button small" onClick={() => void copy()}>
-      {label}
-    </button>
+    <>
+      <button type="button" className="button small" onClick={() => void copy()}>
+        {label}
+      </button>
+      {shown !== null && (
+        <Dialog
+          wide
+          title={label}
+          onClose={() => setShown(null)}
+          actions={
+            <button type="button" className="button" onClick={() => setShown(null)}>
+              Close
+            </button>
+          }
+        >
+          <label className="field">
+            <span className="field-label">
+              The browser gives this page no clipboard: copy the text by hand.
+            </span>
+            <textarea
+              className="textarea code-edit"
+              readOnly
+              value={shown}
+              onFocus={(event) => event.target.select()}
+            />
+          </label>
+        </Dialog>
+      )}
+    </>
   );
 }

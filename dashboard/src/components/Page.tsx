@@ -21,18 +21,20 @@ export function Page(props: {
   );
 }
 
-/** A part of a page with a heading. */
+/** A part of a page with a heading, which stands below the page's own unless `level` says deeper. */
 export function Card(props: {
   title?: ReactNode;
+  level?: 2 | 3;
   actions?: ReactNode;
   children: ReactNode;
   className?: string;
 }) {
+  const Heading = `h${props.level ?? 2}` as const;
   return (
     <section className={`card ${props.className ?? ''}`}>
       {(props.title || props.actions) && (
         <div className="card-head">
-          {props.title && <h2>{props.title}</h2>}
+          {props.title && <Heading>{props.title}</Heading>}
           {props.actions && <div className="card-actions">{props.actions}</div>}
         </div>
       )}

@@ -53,5 +53,9 @@ describe('units', () => {
     expect(formatPercent(0.12345)).toBe('12.3 %');
     expect(formatPercent(null)).toBe('–');
   });
-  it('writes ratios', () => expect(formatRatio(1.4234)).toBe('1.42×'));
+  it('writes ratios', () => {
+    expect(formatRatio(1.4234)).toBe('1.42×');
+    expect(formatRatio(1.0019)).toBe('1.00×');
+    expect(formatRatio(250.4)).toBe('250×');
+  });
 });

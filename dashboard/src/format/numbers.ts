@@ -69,9 +69,9 @@ export function formatPercent(fraction: Wire, digits = 3): string {
   return `${String(Number(number.toPrecision(digits))).replace('-', '−')} %`;
 }
 
-/** A ratio such as 1.42×. */
+/** A ratio such as 1.42× or 1.00×. */
 export function formatRatio(ratio: Wire): string {
   if (ratio === null || ratio === undefined) return '–';
   const number = numberOf(ratio);
-  return Number.isFinite(number) ? `${Number(number.toPrecision(3))}×` : '–';
+  return Number.isFinite(number) ? `${number < 100 ? number.toFixed(2) : number.toFixed(0)}×` : '–';
 }

@@ -1,12 +1,22 @@
 import { lazy, Suspense, useCallback, useMemo, useState } from 'react';
 import type { Schemas } from '~/api/client';
 import { ApiError } from '~/api/problem';
-import type { Spot } from '~/charts/Heatmap';
+import { type CellPlace, placeOf } from '~/charts/heatPicture';
 import { Card } from '~/components/Page';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { formatNumber, formatPercent } from '~/format/numbers';
 import { AlarmList } from './AlarmList';
-import { type Alarm, alarmsOf, FIGURES, type Figure, heatOf, TENSORS, type Tensor } from './health';
+import {
+  type Alarm,
+  alarmsOf,
+  FIGURES,
+  type Figure,
+  heatOf,
+  readingOf,
+  type Spot,
+  TENSORS,
+  type Tensor,
+} from './health';
 import { LayerTable } from './LayerTable';
 import { PrecisionCard } from './PrecisionCard';
 import { ReferenceCard } from './ReferenceCard';
@@ -90,9 +100,7 @@ function HeatCard(props: {
   setSpot: (spot: Spot | null) => void;
 }) {
   const { job, tensor, figure, order } = props;
-  const [cell, setCell] = useState<{ layer: string; step: number; value: number | null } | null>(
-    null,
-  );
+  const [cursor, setCursor] = useState<CellPlace | null>(null);
   const names = useMemo(() => [`fp8/*/${tensor}/${figure}`], [tensor, figure]);
   const curves = useCurves(job.id, names, null, 120);
   const heat = useMemo(
@@ -101,6 +109,15 @@ function HeatCard(props: {
     [curves.data, curves.isPlaceholderData, tensor, figure, order],
   );
   const { log, help, label } = FIGURES[figure];
+  // What is under the cursor; else what was picked, in the list of alarms above all.
+  const picked = props.spot && placeOf(heat, props.spot);
+  // A column may be gone: they grow wider as a job goes on.
+  const under = cursor && cursor.column < heat.steps.length && cursor.row < heat.layers.length;
+  const told: CellPlace | null = under
+    ? cursor
+    : picked?.column != null
+      ? { column: picked.column, row: picked.row }
+      : null;
   const format = log
     ? (value: number) => formatNumber(value, 3)
     : (value: number) => formatPercent(value);
@@ -152,18 +169,18 @@ function HeatCard(props: {
       ) : (
         <>
           <p className="readout" role="status">
-            {cell
-              ? `${cell.layer}, steps from ${cell.step.toLocaleString('en-US')}: ${cell.value === null ? 'not finite' : format(cell.value)}`
+            {told
+              ? readingOf(heat, told, format)
               : `${help}. ${heat.width === 1 ? 'Each column is one step' : `Each column spans ${heat.width} steps`}; red marks what was not finite.`}
           </p>
           <Suspense fallback={<Loading label="Loading the heatmap" />}>
             <Heatmap
               heat={heat}
               log={log}
-              label={`${label} of ${TENSORS[tensor]} for ${heat.layers.length} layers over ${heat.steps.length} columns of steps; the table below has the worst of each layer.`}
+              label={`${label} of ${TENSORS[tensor]} for ${heat.layers.length} layers over ${heat.steps.length} columns of steps. Arrow keys read cells, Enter picks one; the table below has the worst of each layer.`}
               spot={props.spot}
               format={format}
-              onHover={setCell}
+              onCursor={setCursor}
               onPick={props.setSpot}
             />
           </Suspense>

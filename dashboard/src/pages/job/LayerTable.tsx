@@ -1,8 +1,7 @@
 import { memo, useMemo, useState } from 'react';
-import type { Spot } from '~/charts/Heatmap';
 import { type ColumnDef, Table } from '~/components/Table';
 import { formatPercent } from '~/format/numbers';
-import { type Alarm, worst } from './health';
+import { type Alarm, type Spot, worst } from './health';
 import { type Job, useCurves } from './useJob';
 
 interface LayerRow {
@@ -66,7 +65,7 @@ export const LayerTable = memo(function LayerTable(props: {
           <button
             type="button"
             className="link mono"
-            onClick={() => onPick({ layer: original.group ?? original.name, step: 0 })}
+            onClick={() => onPick({ layer: original.group ?? original.name, step: null })}
           >
             {original.name}
           </button>

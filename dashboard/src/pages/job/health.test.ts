@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Schemas } from '~/api/client';
-import { alarmsOf, heatOf, parseName, worst } from './health';
+import { alarmsOf, heatOf, parseName, readingOf, worst } from './health';
 
 function series(
   name: string,
@@ -80,6 +80,20 @@ describe('heatOf', () => {
     expect(heat.notFinite).toEqual([[0, 0]]);
     expect(heat.cells).toEqual([[2, 0, 0, 1]]);
     expect(heat.low).toBeLessThan(heat.high);
+  });
+});
+
+describe('readingOf', () => {
+  const heat = heatOf(
+    [series('fp8/a/input/amax', [0, 1200], [3, 8], [1200]), series('fp8/b/input/amax', [0], [2])],
+    'input',
+    'amax',
+  );
+  const read = (column: number, row: number) => readingOf(heat, { column, row }, String);
+  it('tells layer, steps and value, and what was not finite or never recorded', () => {
+    expect(read(0, 0)).toBe('a, steps 0 to 1: 3');
+    expect(read(1, 0)).toBe('a, steps 1,200 to 1,201: 8, and not finite');
+    expect(read(1, 1)).toBe('b, steps 1,200 to 1,201: nothing recorded');
   });
 });
 

@@ -59,6 +59,12 @@ export interface Heat {
   high: number;
 }
 
+/** A place in the training: a layer, and a step of it or (null) all of them. */
+export interface Spot {
+  layer: string;
+  step: number | null;
+}
+
 const byParts = new Intl.Collator('en', { numeric: true });
 
 /** The cells of one figure of one tensor of all layers. `order`: the layers as the model has them. */
@@ -148,6 +154,27 @@ export function worst(
     });
   }
   return found;
+}
+
+/** The cell's layer, steps and value in words, the latter as `format` writes it. */
+export function readingOf(
+  heat: Heat,
+  { column, row }: { column: number; row: number },
+  format: (value: number) => string,
+): string {
+  const is = ([x, y]: readonly number[]) => x === column && y === row;
+  const first = heat.steps[column] ?? 0;
+  const whole = (step: number) => step.toLocaleString('en-US');
+  const steps =
+    heat.width === 1
+      ? `step ${whole(first)}`
+      : `steps ${whole(first)} to ${whole(first + heat.width - 1)}`;
+  const value = heat.cells.find(is)?.[3];
+  const said = [
+    ...(value === undefined ? [] : [format(value)]),
+    ...(heat.notFinite.some(is) ? ['not finite'] : []),
+  ];
+  return `${heat.layers[row]}, ${steps}: ${said.join(', and ') || 'nothing recorded'}`;
 }
 
 export interface Alarm {

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import schema from '~/api/generated/spec-schema.json';
-import { fieldsOf, type Json, mergePatch, same, setOnly } from './specDefaults';
+import { fieldsOf, type Json, mergePatch, originOf, same, specOf } from './specDefaults';
 
 const small = {
   $ref: '#/$defs/Job',
@@ -75,10 +75,44 @@ describe('fieldsOf', () => {
   });
 });
 
-describe('setOnly', () => {
-  it('keeps what was set, where it was', () => {
+describe('originOf', () => {
+  const spec = {
+    name: null,
+    recipe: { engine: 'b', margin: 2 },
+    parity: { steps: 5, bound: 0.02 },
+    labels: {},
+  };
+  const origins = (given: { [name: string]: Json } | null) =>
+    Object.fromEntries(
+      fieldsOf(spec, small).map((field) => [field.path.join('.'), originOf(field, given)]),
+    );
+  it('is what was written, also where it is the default, and apart from that what was not', () => {
+    const given = { name: null, recipe: { margin: 2 }, parity: { steps: 5 } };
+    expect(origins(given)).toEqual({
+      name: 'set',
+      // Without a word the kind is the one that has a default.
+      'recipe.engine': 'default',
+      'recipe.margin': 'set',
+      'parity.steps': 'set',
+      'parity.bound': 'default',
+      labels: 'default',
+    });
+  });
+  it('tells what comes of a named recipe, and what the service found', () => {
+    const named = origins({ recipe: { name: 'house' }, parity: null });
+    expect(named).toMatchObject({ 'recipe.engine': 'recipe', 'recipe.margin': 'recipe' });
+    expect(named['parity.steps']).toBe('service');
+  });
+  it('is guessed by the defaults where nobody knows', () => {
+    expect(origins(null)).toMatchObject({ name: 'default', 'recipe.margin': 'set' });
+  });
+});
+
+describe('specOf', () => {
+  it('keeps these fields, each where it was', () => {
     const spec = { name: 'x', recipe: { engine: 'b', margin: 4 }, parity: null, labels: {} };
-    expect(setOnly(fieldsOf(spec, small))).toEqual({ name: 'x', recipe: { engine: 'b' } });
+    const kept = fieldsOf(spec, small).filter(({ isDefault }) => !isDefault);
+    expect(specOf(kept)).toEqual({ name: 'x', recipe: { engine: 'b' } });
   });
 });
 

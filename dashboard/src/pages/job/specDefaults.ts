@@ -1,4 +1,4 @@
-/** Which fields of a stored spec say what their default says, by the spec's own JSON schema. */
+/** Which fields of a stored spec were written by a user, and which say what their default says. */
 
 export type Json = null | boolean | number | string | Json[] | { [name: string]: Json };
 
@@ -23,6 +23,8 @@ export interface Field {
   value: Json;
   /** Whether the value is the one that the field has when nothing is said. */
   isDefault: boolean;
+  /** Whether the value says which kind of part this is: nothing else can stand there. */
+  isKind: boolean;
   description: string;
 }
 
@@ -111,15 +113,46 @@ function walk(
     path,
     value,
     isDefault: fallback === undefined ? empty : same(value, fallback),
+    isKind: schema?.const !== undefined,
     description: schema?.description ?? exact?.description ?? '',
   });
 }
 
-/** The spec with what was set alone: sent again, it becomes the same spec. */
-export function setOnly(fields: readonly Field[]): { [name: string]: Json } {
+/** Where a value comes from: `set` by a user, or filled in by the service in one of three ways. */
+export type Origin = 'set' | 'recipe' | 'service' | 'default';
+
+/**
+ * Where each field's value comes from, by what was written of the spec; of jobs that do not tell
+ * that (`given` null), what is other than the default counts as set.
+ */
+export function originOf(field: Field, given: { [name: string]: Json } | null): Origin {
+  const { path, isDefault, isKind } = field;
+  if (given === null) return isDefault ? 'default' : 'set';
+  if (isWritten(path, given)) return 'set';
+  const recipe = given.recipe;
+  const named = isObject(recipe) && 'name' in recipe;
+  if (!isDefault && named && RECIPE_PARTS.has(path[0] ?? '')) return 'recipe';
+  return isDefault || isKind ? 'default' : 'service';
+}
+
+// What a stored recipe can hold: of `training` the precision alone.
+const RECIPE_PARTS = new Set(['recipe', 'conversion', 'training']);
+
+function isWritten(path: readonly string[], given: Json): boolean {
+  let place: Json = given;
+  for (const name of path) {
+    if (!isObject(place)) return false;
+    const next: Json | undefined = place[name];
+    if (next === undefined) return false;
+    place = next;
+  }
+  return true;
+}
+
+/** The spec with these fields alone. */
+export function specOf(fields: readonly Field[]): { [name: string]: Json } {
   const spec: { [name: string]: Json } = {};
-  for (const { path, value, isDefault } of fields) {
-    if (isDefault) continue;
+  for (const { path, value } of fields) {
     let place = spec;
     path.forEach((name, index) => {
       if (index === path.length - 1) place[name] = value;

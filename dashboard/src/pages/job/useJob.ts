@@ -3,7 +3,7 @@ import { useEffect, useState } from 'react';
 import { request, type Schemas } from '~/api/client';
 import { openStream } from '~/api/stream';
 
-export type Job = Schemas['JobObject'];
+export type Job = Schemas['JobDetail'];
 
 async function json<T>(path: string, signal?: AbortSignal): Promise<T> {
   return (await (await request(path, { signal })).json()) as T;

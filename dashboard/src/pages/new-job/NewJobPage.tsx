@@ -53,7 +53,7 @@ export default function NewJobPage() {
     staleTime: Number.POSITIVE_INFINITY,
     queryFn: async ({ signal }) => {
       const answer = await request(`/v1/jobs/${encodeURIComponent(from ?? '')}`, { signal });
-      return (await answer.json()) as Schemas['JobObject'];
+      return (await answer.json()) as Schemas['JobDetail'];
     },
   });
   if (from !== undefined && job.isPending) return <Loading label="Reading the job" />;
@@ -230,7 +230,7 @@ function Submission(props: {
         json: props.spec,
         headers: { 'Idempotency-Key': newIdempotencyKey() },
       });
-      const job = (await answer.json()) as Schemas['JobObject'];
+      const job = (await answer.json()) as Schemas['JobDetail'];
       void queries.invalidateQueries({ queryKey: ['jobs'] });
       await navigate({ to: '/jobs/$jobId', params: { jobId: job.id } });
     } catch (error) {
