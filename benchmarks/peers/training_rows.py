@@ -89,8 +89,10 @@ def octrain(work: Work, **changes: Any) -> Step:
     from fp8core.spec import parse_spec
     from fp8core.training.assemble import assemble
     from fp8core.training.late_metrics import LateMetrics
+    from fp8core.training.precision import dtype_of
 
     packed = changes.pop("packed", False)
+    training = changes.pop("training", {})
     steps = work.tokens.shape[0]
     te = {
         "engine": "te",
@@ -116,12 +118,13 @@ def octrain(work: Work, **changes: Any) -> Step:
                 "schedule": {"name": "constant", "warmup_steps": 0},
                 "max_grad_norm": MAX_NORM,
                 "precision": "throughput" if work.precision == "bf16" else "method",
+                **training,
             },
             "resources": {"device": "cuda"},
         }
     )
     engine = engines.create(spec.recipe, DEVICE)
-    loaded = load(spec, device=DEVICE, dtype=work.dtype)
+    loaded = load(spec, device=DEVICE, dtype=dtype_of(spec.training.precision.weights))
     assembled = assemble(spec, engine, loaded)
     _say_what_is_fused(assembled.conversion)
     learner = assembled.learner
@@ -236,6 +239,15 @@ def _on_device(ids: Tensor) -> Tensor:
     return ids.pin_memory().to(DEVICE, non_blocking=True)
 
 
+def memory(work: Work, *, recompute: bool, **precision: str) -> Step:
+    """States in 8 bits, in blocks that are fused, with the head in FP8."""
+    training = {
+        "precision": {"preset": "memory", **precision},
+        "gradient_checkpointing": recompute,
+    }
+    return octrain(work, fuse="auto", output_head=True, training=training)
+
+
 ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
     "fused": ("Octrain te, fused", lambda work: octrain(work, fuse="auto")),
     "fused_head": (
@@ -249,6 +261,22 @@ ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
     "fused_current": (
         "Octrain te, fused, current scaling",
         lambda work: octrain(work, fuse="auto", recipe={"engine": "te", "scaling": "current"}),
+    ),
+    "memory": (
+        "Octrain te, fused, head in FP8, 8-bit states",
+        lambda work: memory(work, recompute=False),
+    ),
+    "memory_recompute": (
+        "Octrain te, 8-bit states, recomputed",
+        lambda work: memory(work, recompute=True),
+    ),
+    "memory_masters": (
+        "Octrain te, 8-bit states, recomputed, fp32 masters",
+        lambda work: memory(work, recompute=True, master_weights="fp32"),
+    ),
+    "memory_fp32": (
+        "Octrain te, 8-bit states, recomputed, stored in fp32",
+        lambda work: memory(work, recompute=True, weights="fp32"),
     ),
     "plain": ("Octrain te, layer by layer", lambda work: octrain(work, fuse="none")),
     "plain_packed": (

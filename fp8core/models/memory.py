@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import nn
 
 from fp8core.conversion import Decision
@@ -32,11 +33,12 @@ from fp8core.conversion.norms import is_norm
 from fp8core.models.dry_run import dry_run
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
 from fp8core.spec import JobSpec
+from fp8core.training.moments import bytes_of_moments
+from fp8core.training.precision import dtype_of
 
 __all__ = ["MemoryEstimate", "estimate_memory", "linear_widths"]
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
-_MOMENTS = 2
 # Bytes an FP8 weight's copies take while a step runs. Transformer Engine keeps a transposed one
 # too (before Blackwell); torchao casts anew for each GEMM.
 _FP8_COPIES = {"te": 2, "emulated": 1, "torchao": 0, "amp": 0}
@@ -74,7 +76,7 @@ def estimate_memory(
     """
     precision = spec.training.precision
     size = sum(p.numel() for p in model.parameters())
-    adapters = _adapter_size(adapted, spec)
+    adapters = sum(shape.numel() for shape in _adapter_shapes(adapted, spec))
     trained = adapters or size
     table = _tied_table(model)
     converted = {id(d.layer.module) for d in decisions if d.reason is None and d.norm is None}
@@ -83,7 +85,10 @@ def estimate_memory(
         "weights": size * _BYTES[precision.weights] + adapters * _BYTES["fp32"],
         "master_weights": trained * _BYTES[precision.master_weights],
         "gradients": trained * _BYTES[precision.gradients],
-        "optimizer_states": trained * _MOMENTS * _BYTES[precision.optimizer_states],
+        "optimizer_states": bytes_of_moments(
+            _adapter_shapes(adapted, spec) or (p.shape for p in model.parameters()),
+            dtype_of(precision.optimizer_states),
+        ),
         "compute_weight_copies": copies,
         "workspaces": _WORKSPACES[spec.recipe.engine],
     }
@@ -179,9 +184,11 @@ def _loss_bytes(logits: int, head: _HeadGradient | None, compute: int) -> int:
     return max(in_gemm, head.computed + head.stored)
 
 
-def _adapter_size(adapted: Sequence[nn.Module], spec: JobSpec) -> int:
-    rank = 0 if spec.adapter is None else spec.adapter.rank
-    return sum(rank * sum(linear_widths(module)) for module in adapted)
+def _adapter_shapes(adapted: Sequence[nn.Module], spec: JobSpec) -> list[torch.Size]:
+    if spec.adapter is None:
+        return []
+    widths = [width for module in adapted for width in linear_widths(module)]
+    return [torch.Size((spec.adapter.rank, width)) for width in widths]
 
 
 def _head_width(model: nn.Module) -> int:

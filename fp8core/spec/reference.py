@@ -27,8 +27,8 @@ strict: `"10"` and `true` are no whole numbers, and neither is `10.0`.
 
 ## Other spellings
 
-* `"tokenizer": "bytes"` and `"tokenizer": "model"`; `"precision": "throughput"` and `"method"`;
-  `"on_divergence": "skip_step"` and the other actions.
+* `"tokenizer": "bytes"` and `"tokenizer": "model"`; `"precision": "throughput"`, `"memory"` and
+  `"method"`; `"on_divergence": "skip_step"` and the other actions.
 * Without `engine` a recipe is `te`; without `scaling`, `te` and `emulated` are `delayed`; a
   `schedule` without `name` is `cosine`.
 * All of Hugging Face Accelerate: the arguments of `TERecipeKwargs` and `AORecipeKwargs`, alone or

@@ -14,7 +14,7 @@ from fp8core.spec.document import kind_of, quoted
 from fp8core.spec.problems import Problem, pointer_of
 
 _SHORTHAND_TOKENIZERS = ("bytes", "model")
-_SHORTHAND_PRECISIONS = ("method", "throughput")
+_SHORTHAND_PRECISIONS = ("method", "throughput", "memory")
 _SHORTHAND_ACTIONS = ("fail", "skip_step", "fallback_bf16")
 
 # Accelerate's names for the fields of a recipe, besides the same with "fp8_" before them.

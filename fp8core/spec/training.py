@@ -9,6 +9,7 @@ from pydantic import Field
 from fp8core.spec.parts import Count, CountOrZero, Part, Ratio, Seed, one_message
 
 StoredFormat = Literal["fp32", "bf16"]
+StateFormat = Literal["fp32", "bf16", "8bit"]
 Beta = Annotated[float, Field(ge=0.0, lt=1.0)]
 
 
@@ -82,17 +83,21 @@ Schedule = Annotated[
 
 
 def _by_preset(validated: dict[str, Any]) -> StoredFormat:
-    return "bf16" if validated.get("preset") == "throughput" else "fp32"
+    return "fp32" if validated.get("preset", "method") == "method" else "bf16"
+
+
+def _states_by_preset(validated: dict[str, Any]) -> StateFormat:
+    return "8bit" if validated.get("preset") == "memory" else _by_preset(validated)
 
 
 class Precision(Part):
     """Formats of what training stores and sends. GEMM formats are the recipe's."""
 
-    preset: Literal["method", "throughput"] = Field(
+    preset: Literal["method", "throughput", "memory"] = Field(
         default="method",
         description=(
             "Defaults of the fields below. `method`: all fp32. `throughput`: weights, gradients "
-            "and optimizer states in bf16."
+            "and optimizer states in bf16. `memory`: the same with states in 8 bits."
         ),
     )
     weights: StoredFormat = Field(
@@ -109,9 +114,12 @@ class Precision(Part):
         description="Format in which gradients are accumulated.",
         json_schema_extra={"default": "fp32"},
     )
-    optimizer_states: StoredFormat = Field(
-        default_factory=_by_preset,
-        description="Format of the optimizer's moments.",
+    optimizer_states: StateFormat = Field(
+        default_factory=_states_by_preset,
+        description=(
+            "Format of the optimizer's moments. `8bit`: floats of 8 bits that share an exponent "
+            "in blocks of 256; those of norms and biases stay fp32."
+        ),
         json_schema_extra={"default": "fp32"},
     )
     communication: StoredFormat = Field(
@@ -192,7 +200,10 @@ class Training(Part):
     )
     precision: Precision = Field(
         default_factory=Precision,
-        description='Formats of what is stored and sent; the string "throughput" is a shorthand.',
+        description=(
+            'Formats of what is stored and sent; the strings "throughput" and "memory" are '
+            "shorthands."
+        ),
     )
     early_stopping: EarlyStopping | None = Field(
         default=None, description="Stop when the evaluation loss no longer falls; null: never."

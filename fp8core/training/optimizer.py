@@ -1,6 +1,6 @@
 """AdamW whose moments and master weights are kept in the formats of ``training.precision``.
 
-The update is computed in fp32 whatever is stored. What is stored in bf16 is rounded
+The update is computed in fp32 whatever is stored. What is stored in bf16 or 8 bits is rounded
 stochastically: to nearest, a second moment with beta2 = 0.999 would never move (a change of 0.1 %
 is less than half the spacing of bf16 numbers, 0.4 %), and small updates of a bf16 weight would
 all be lost. The random bits follow from the seed and the number of the update, so that a resumed
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
+
+from fp8core.training import moments
 
 __all__ = ["AdamW", "clip_by_global_norm", "decays", "global_norm"]
 
@@ -42,7 +44,8 @@ class AdamW(torch.optim.Optimizer):
     """Decoupled weight decay (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2).
 
     ``parameters``: the trainable ones by name, each once; ``decayed``: names under weight decay.
-    ``state_dtype``: dtype of both moments. ``master_weights``: keep an fp32 copy of every weight
+    ``state_dtype``: dtype of both moments; ``torch.uint8`` is 8 bits as in
+    `fp8core.training.moments`. ``master_weights``: keep an fp32 copy of every weight
     that is not fp32, update that, and round it to nearest into the weight.
     """
 
@@ -64,7 +67,6 @@ class AdamW(torch.optim.Optimizer):
         self._places: dict[Tensor, int] = {p: place for place, (_, p) in enumerate(named)}
         self._betas = betas
         self._eps = eps
-        self._state_dtype = state_dtype
         self._seed = seed
         self._updates = 0
         with_decay = [parameter for name, parameter in named if name in decayed]
@@ -79,8 +81,7 @@ class AdamW(torch.optim.Optimizer):
             self.state[parameter] = {
                 # The fused kernel wants the count of updates as a tensor beside each parameter.
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter, dtype=state_dtype),
-                "exp_avg_sq": torch.zeros_like(parameter, dtype=state_dtype),
+                **moments.new_moments(parameter, state_dtype),
             }
             if master_weights and parameter.dtype != torch.float32:
                 self.state[parameter]["master"] = parameter.detach().float()
@@ -152,7 +153,8 @@ class AdamW(torch.optim.Optimizer):
 
     def _is_plain(self, parameter: nn.Parameter) -> bool:
         assert parameter.grad is not None
-        return self._state_dtype == parameter.dtype == parameter.grad.dtype == torch.float32
+        state_dtype = self.state[parameter]["exp_avg"].dtype
+        return state_dtype == parameter.dtype == parameter.grad.dtype == torch.float32
 
     def _update(
         self,
@@ -184,7 +186,9 @@ class AdamW(torch.optim.Optimizer):
         self, parameters: list[nn.Parameter], group: dict[str, Any], unless: Tensor | None
     ) -> None:
         """What ``_update_rounded`` does, in one kernel for each parameter."""
-        from fp8core.training.adamw_kernel import update  # needs Triton, which CPU builds lack
+        # They need Triton, which CPU builds lack.
+        from fp8core.training.adamw_8bit_kernel import update_8bit
+        from fp8core.training.adamw_kernel import update
 
         steps = [self.state[parameter]["step"] for parameter in parameters]
         torch._foreach_add_(steps, 1.0)
@@ -192,10 +196,11 @@ class AdamW(torch.optim.Optimizer):
             torch._foreach_add_(steps, unless, alpha=-1.0)
         for parameter in parameters:
             assert parameter.grad is not None
-            update(
+            state = self.state[parameter]
+            (update_8bit if moments.in_8_bits(state) else update)(
                 parameter,
                 parameter.grad.contiguous(),
-                self.state[parameter],
+                state,
                 lr=group["lr"],
                 betas=self._betas,
                 eps=self._eps,
@@ -223,11 +228,14 @@ class AdamW(torch.optim.Optimizer):
         state = self.state[parameter]
         master = state.get("master")
         weight = parameter.detach().float() if master is None else master
-        moments = {key: state[key].float() for key in ("exp_avg", "exp_avg_sq")}
-        working = {"step": state["step"], **moments}
+        read = moments.read(state)
+        working = {"step": state["step"], **read}
         self._update([weight], [parameter.grad.float()], [working], group, unless)
-        for key, value in moments.items():
-            _store(state[key], value, generator)
+        if moments.in_8_bits(state):
+            moments.write(state, read, generator)
+        else:
+            for key, value in read.items():
+                _store(state[key], value, generator)
         if master is None:
             _store(parameter, weight, generator)
         else:

@@ -7,7 +7,8 @@ from torch import nn
 
 __all__ = ["dtype_of", "set_gradient_dtype"]
 
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Codes of 8 bits are bytes; what they mean, `fp8core.training.moments` says.
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "8bit": torch.uint8}
 
 
 def dtype_of(name: str) -> torch.dtype:

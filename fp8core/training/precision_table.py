@@ -25,6 +25,7 @@ from fp8core.engines.gemm_watch import GEMMS, GemmWatch, format_of
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.forward import logits_of
 from fp8core.training.learner import Learner
+from fp8core.training.moments import formats_of_8_bits
 from fp8core.training.workdir import Workdir
 
 __all__ = ["PrecisionTable"]
@@ -75,7 +76,6 @@ class PrecisionTable:
         learner = self._learner
         states = learner.optimizer.state_tensors()
         masters = {key: t for key, t in states.items() if key.endswith("/master")}
-        moments = {key: t for key, t in states.items() if "/exp_avg" in key}
         table = {
             "format": FORMAT,
             "step": step,
@@ -86,7 +86,7 @@ class PrecisionTable:
                 "weights": _counted(learner.model.parameters()),
                 "master_weights": _counted(masters.values()),
                 "weight_gradients": self._gradients,
-                "optimizer_states": _counted(moments.values()),
+                "optimizer_states": _counted_moments(states),
             },
             "engine_state": _counted(learner.engine.state_dict().values()),
         }
@@ -215,6 +215,14 @@ def _gemm(gemm: str, pair: tuple[str, str]) -> dict[str, Any]:
             for operand, name in zip(GEMMS[gemm], pair, strict=True)
         },
     }
+
+
+def _counted_moments(states: dict[str, Tensor]) -> dict[str, Any]:
+    """As ``_counted``; codes of 8 bits under the name of what they are codes of."""
+    moments = {key: t for key, t in states.items() if "/exp_avg" in key}
+    counted = _counted(t for t in moments.values() if t.dtype != torch.uint8)
+    formats = counted["formats"] | formats_of_8_bits(moments)
+    return {"formats": formats, "bytes": sum(found["bytes"] for found in formats.values())}
 
 
 def _counted(tensors: Iterable[Tensor]) -> dict[str, Any]:

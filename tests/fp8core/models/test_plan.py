@@ -64,6 +64,18 @@ def test_memory_rows_follow_the_formats(make_spec, llama_config):
     assert checkpointed.memory["activations"] < method.memory["activations"]
 
 
+def test_states_of_8_bits_are_counted_with_their_exponents(make_spec, llama_config):
+    made = plan(make_spec(llama_config, training={"precision": "memory"}))
+    norms = 64 * 5
+    matrices = made.parameters["total"] - norms
+    # A block for each 256 elements of a matrix; the smallest here has 64 x 32.
+    assert made.memory["optimizer_states"] == 2 * (matrices + matrices // 256 + 4 * norms)
+    adapted = plan(make_spec(llama_config, adapter={}, training={"precision": "memory"}))
+    trained = adapted.parameters["trainable"]
+    assert 2 * trained < adapted.memory["optimizer_states"] < 2.05 * trained
+    assert adapted.memory["gradients"] == 2 * trained
+
+
 MEASURED = {
     # Peak GiB of a step of the Llama-3.2-3B shape, 2 x 4096 tokens, on an H200, without a mask.
     "bf16 throughout": ({"engine": "amp"}, "throughput", {}, 58.0),

@@ -51,6 +51,7 @@ RESOLVED: dict[str, Any] = {
         "only": None,
         "keep_first_last": False,
         "fuse": "auto",
+        "small_gemm": "auto",
     },
     "adapter": None,
     "training": {
@@ -215,6 +216,12 @@ def test_throughput_stands_for_bf16(spec: Spec) -> None:
     )
     assert shorthand.communication == "fp32"
     assert shorthand.master_weights == "none"
+
+
+def test_memory_stands_for_bf16_and_states_of_8_bits(spec: Spec) -> None:
+    parsed = parse_spec(spec(training={"precision": "memory"})).training.precision
+    assert (parsed.weights, parsed.gradients, parsed.optimizer_states) == ("bf16", "bf16", "8bit")
+    assert parsed.master_weights == "none"
 
 
 def test_a_preset_only_sets_defaults(spec: Spec) -> None:
