@@ -9,7 +9,7 @@ with a full queue: the state of a busy service.
 The peer is the plain way in the same database: one transaction for each placement, written by hand
 (lock the next job, insert the attempt and the message, update the job, insert the event, commit).
 
-    python benchmarks/scheduler.py [--jobs 10000] [--nodes 1000] [--batch 100]
+    python benchmarks/scheduler.py [--jobs 10000] [--nodes 1000] [--batch 50]
 """
 
 from __future__ import annotations
