@@ -2,10 +2,11 @@ import { useQueryClient } from '@tanstack/react-query';
 import { useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
 import { request } from '~/api/client';
+import specSchema from '~/api/generated/spec-schema.json';
 import { Dialog } from '~/components/Dialog';
 import { ErrorState } from '~/components/states';
 import { toast } from '~/components/Toast';
-import { type Json, mergePatch } from './specDefaults';
+import { copyOf, fieldsOf, type Json, mergePatch } from './specDefaults';
 import { type Job, jobPath } from './useJob';
 
 type Spec = { [name: string]: Json };
@@ -15,7 +16,11 @@ export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void })
   const navigate = useNavigate();
   const queries = useQueryClient();
   const spec = job.spec as Spec;
-  const [text, setText] = useState(() => JSON.stringify(spec, null, 2));
+  // The rest is at its defaults, and would only hide what makes this job.
+  const [base] = useState(() =>
+    copyOf(fieldsOf(spec, specSchema), (job.spec_given ?? null) as Spec | null),
+  );
+  const [text, setText] = useState(() => JSON.stringify(base, null, 2));
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
 
@@ -31,7 +36,7 @@ export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void })
     setBusy(true);
     try {
       const path = `${jobPath(job.id)}/clone${draft ? '?draft=true' : ''}`;
-      const answer = await request(path, { method: 'POST', json: mergePatch(spec, edited) });
+      const answer = await request(path, { method: 'POST', json: mergePatch(base, edited) });
       const made = (await answer.json()) as Job;
       toast(draft ? 'A draft was made' : 'The new job is queued');
       void queries.invalidateQueries({ queryKey: ['jobs'] });
@@ -86,7 +91,7 @@ export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void })
           onChange={(event) => setText(event.target.value)}
         />
         <span className="hint">
-          Every field is here with its value. A field that is removed takes its default.
+          What is not here has its default. A field that is removed takes its default too.
         </span>
       </label>
       {error !== null && <ErrorState error={error} />}

@@ -3,7 +3,7 @@ import specSchema from '~/api/generated/spec-schema.json';
 import { CopyButton } from '~/components/CopyButton';
 import { Card } from '~/components/Page';
 import { asCommand, asCurl, asPython } from './snippets';
-import { type Field, fieldsOf, type Json, type Origin, originOf, specOf } from './specDefaults';
+import { copyOf, type Field, fieldsOf, type Json, type Origin, originOf } from './specDefaults';
 import type { Job } from './useJob';
 
 type Spec = { [name: string]: Json };
@@ -33,10 +33,7 @@ export default function SpecTab({ job }: { job: Job }) {
   const set = fields.filter(({ origin }) => origin === 'set');
   const filled = fields.filter(({ origin }) => origin !== 'set');
   // A named recipe may have another version by now, and an upload another content.
-  const copied = useMemo(
-    () => specOf(fields.filter(({ origin, isDefault }) => origin === 'set' || !isDefault)),
-    [fields],
-  );
+  const copied = useMemo(() => copyOf(fields, given), [fields, given]);
   const origin = window.location.origin;
   return (
     <>

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import schema from '~/api/generated/spec-schema.json';
-import { fieldsOf, type Json, mergePatch, originOf, same, specOf } from './specDefaults';
+import { copyOf, fieldsOf, type Json, mergePatch, originOf, same } from './specDefaults';
 
 const small = {
   $ref: '#/$defs/Job',
@@ -108,11 +108,16 @@ describe('originOf', () => {
   });
 });
 
-describe('specOf', () => {
-  it('keeps these fields, each where it was', () => {
+describe('copyOf', () => {
+  it('has what was set and what is no default, each where it was', () => {
     const spec = { name: 'x', recipe: { engine: 'b', margin: 4 }, parity: null, labels: {} };
-    const kept = fieldsOf(spec, small).filter(({ isDefault }) => !isDefault);
-    expect(specOf(kept)).toEqual({ name: 'x', recipe: { engine: 'b' } });
+    const fields = fieldsOf(spec, small);
+    expect(copyOf(fields, null)).toEqual({ name: 'x', recipe: { engine: 'b' } });
+    // The name was found by the service, the margin written though it is the default.
+    expect(copyOf(fields, { recipe: { margin: 4 } })).toEqual({
+      name: 'x',
+      recipe: { engine: 'b', margin: 4 },
+    });
   });
 });
 
@@ -121,6 +126,13 @@ describe('mergePatch', () => {
     const from = { a: 1, b: { c: 2, d: 3 }, e: [1, 2] };
     const to = { a: 1, b: { c: 5 }, e: [1], f: true };
     expect(mergePatch(from, to)).toEqual({ b: { c: 5, d: null }, e: [1], f: true });
+  });
+  it('has a part of another kind whole: the service begins it anew', () => {
+    const from = { recipe: { engine: 'emulated', amax_history_len: 4 }, data: { name: 'a' } };
+    const to = { recipe: { engine: 'te', amax_history_len: 4 }, data: { name: 'b' } };
+    expect(mergePatch(from, to)).toEqual(to);
+    const same = { recipe: { engine: 'emulated', amax_history_len: 8 }, data: { name: 'a' } };
+    expect(mergePatch(from, same)).toEqual({ recipe: { amax_history_len: 8 } });
   });
   it('is empty for no change', () =>
     expect(mergePatch({ a: { b: [1] } }, { a: { b: [1] } })).toEqual({}));

@@ -167,17 +167,49 @@ export function specOf(fields: readonly Field[]): { [name: string]: Json } {
   return spec;
 }
 
-/** A JSON merge patch (RFC 7396) that makes `from` into `to`. */
+/** What makes this very spec when it is sent again: what was set, and what is no default. */
+export function copyOf(
+  fields: readonly Field[],
+  given: { [name: string]: Json } | null,
+): { [name: string]: Json } {
+  return specOf(fields.filter((field) => !field.isDefault || originOf(field, given) === 'set'));
+}
+
+// Parts that are of one kind or another, and what says which. The service begins such a part anew
+// when its kind changes, as the fields of one kind may be unknown to another.
+const KINDS: Record<string, readonly string[]> = {
+  model: ['source'],
+  tokenizer: ['source'],
+  data: ['source'],
+  recipe: ['engine', 'scaling'],
+  'training.optimizer': ['name'],
+  'training.schedule': ['name'],
+};
+
+/**
+ * A JSON merge patch (RFC 7396) that makes the spec `from` into `to`. A part of another kind is in
+ * it whole.
+ */
 export function mergePatch(
   from: { [name: string]: Json },
   to: { [name: string]: Json },
+  place: readonly string[] = [],
 ): { [name: string]: Json } {
   const patch: { [name: string]: Json } = {};
   for (const name of Object.keys(from)) if (!(name in to)) patch[name] = null;
   for (const [name, value] of Object.entries(to)) {
     const old = from[name];
     if (same(old, value)) continue;
-    patch[name] = isObject(old) && isObject(value) ? mergePatch(old, value) : value;
+    if (!isObject(old) || !isObject(value)) {
+      patch[name] = value;
+      continue;
+    }
+    const inner = [...place, name];
+    const kinds = KINDS[inner.join('.')] ?? [];
+    const changes = mergePatch(old, value, inner);
+    patch[name] = kinds.every((kind) => same(old[kind], value[kind]))
+      ? changes
+      : { ...changes, ...value };
   }
   return patch;
 }

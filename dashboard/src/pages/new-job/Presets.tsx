@@ -1,6 +1,7 @@
 import { useQuery } from '@tanstack/react-query';
 import { request, type Schemas } from '~/api/client';
 import { ErrorState, Loading } from '~/components/states';
+import { Words } from '~/components/Words';
 import { isObject, type Json, type JsonObject } from './schema';
 
 type Recipe = Schemas['RecipeObject'];
@@ -49,7 +50,11 @@ export function Presets({
               <span className="preset-title">
                 {recipe.title ?? (recipe.preset ? '' : `Yours, version ${recipe.version}`)}
               </span>
-              {recipe.description && <span className="hint">{recipe.description}</span>}
+              {recipe.description && (
+                <span className="hint">
+                  <Words text={recipe.description} />
+                </span>
+              )}
               {recipe.needs && <span className="preset-needs">Needs: {recipe.needs}</span>}
             </button>
           </li>

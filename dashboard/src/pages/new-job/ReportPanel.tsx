@@ -1,5 +1,6 @@
 import { Card } from '~/components/Page';
 import { ErrorState } from '~/components/states';
+import { Words } from '~/components/Words';
 import { formatBytes, formatCompact, formatNumber } from '~/format/numbers';
 import { formatDuration } from '~/format/times';
 import { isObject, type Json } from './schema';
@@ -43,7 +44,7 @@ function Problems({ report }: { report: Report }) {
         <ul className="problem-list">
           {report.errors.map((error) => (
             <li key={`${error.pointer}${error.message}`} className="form-error">
-              <code>{error.pointer || '/'}</code> {error.message}
+              <code>{error.pointer || '/'}</code> <Words text={error.message} />
             </li>
           ))}
         </ul>
@@ -54,7 +55,7 @@ function Problems({ report }: { report: Report }) {
           <ul className="problem-list">
             {report.warnings.map((warning) => (
               <li key={`${warning.pointer}${warning.code}`}>
-                {warning.pointer && <code>{warning.pointer}</code>} {warning.message}
+                {warning.pointer && <code>{warning.pointer}</code>} <Words text={warning.message} />
               </li>
             ))}
           </ul>

@@ -1,4 +1,5 @@
 import { type ReactNode, useEffect, useId, useState } from 'react';
+import { Words } from '~/components/Words';
 import { Leaf, type PartProps, Problem, Required } from './field';
 import { type Form, FormContext, useForm } from './form';
 import {
@@ -106,7 +107,11 @@ export function Parts(props: {
           required={props.required ?? false}
         />
       </div>
-      {branch?.schema.description && <p className="hint">{branch.schema.description}</p>}
+      {branch?.schema.description && (
+        <p className="hint">
+          <Words text={branch.schema.description} />
+        </p>
+      )}
       {inner && (
         <Parts
           key={branch.value}
@@ -193,7 +198,11 @@ function Group({ name, path, schema, children }: PartProps & { children: ReactNo
         <span className="field-label">{labelOf(name, schema)}</span>
         <span className="hint">{count === 0 ? 'defaults' : `${count} set`}</span>
       </summary>
-      {schema.description && <p className="hint">{schema.description}</p>}
+      {schema.description && (
+        <p className="hint">
+          <Words text={schema.description} />
+        </p>
+      )}
       {children}
     </details>
   );
@@ -214,7 +223,11 @@ function OptionalGroup({ name, path, schema, whole }: PartProps & { whole: Schem
         />
         <span className="field-label">{labelOf(name, whole)}</span>
       </label>
-      {whole.description && <p className="hint">{whole.description}</p>}
+      {whole.description && (
+        <p className="hint">
+          <Words text={whole.description} />
+        </p>
+      )}
       {on && <Parts name={name} path={path} control={controlOf(name, schema, root)} />}
     </fieldset>
   );

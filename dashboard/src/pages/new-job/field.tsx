@@ -1,4 +1,5 @@
 import { useId } from 'react';
+import { Words } from '~/components/Words';
 import { useForm } from './form';
 import { Input } from './inputs';
 import { type Control, labelOf, type Path, pointerOf, type Schema, valueAt } from './schema';
@@ -56,7 +57,7 @@ export function Leaf({ name, path, schema, control, required }: PartProps & { co
       />
       {schema.description && (
         <span id={`${id}-hint`} className="hint">
-          {schema.description}
+          <Words text={schema.description} />
         </span>
       )}
       <Problem id={`${id}-problem`} text={problem} />

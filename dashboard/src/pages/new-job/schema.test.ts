@@ -97,6 +97,15 @@ describe('values', () => {
   });
 });
 
+describe('an object that takes any member', () => {
+  it('is written as JSON, whatever members are described', () => {
+    const config = root.$defs?.SpecConfigModel?.properties?.config as Schema;
+    expect(Object.keys(config.properties ?? {})).toContain('hidden_size');
+    expect(controlOf('config', config, root).kind).toBe('json');
+    expect(controlOf('training', root.$defs?.SpecTraining as Schema, root).kind).toBe('object');
+  });
+});
+
 describe('presets', () => {
   it('replace each other whole', () => {
     const mine: JsonObject = {

@@ -97,7 +97,8 @@ export function controlOf(name: string, given: Schema, root: Schema): Control {
       return items?.type === 'string' ? { kind: 'list', items } : { kind: 'json' };
     }
     case 'object':
-      if (schema.properties) return { kind: 'object', schema };
+      // Of an object that takes any member its properties are but the beginning.
+      if (schema.properties && !schema.additionalProperties) return { kind: 'object', schema };
       return schema.patternProperties ? { kind: 'map' } : { kind: 'json' };
     default:
       return { kind: 'json' };
