@@ -20,7 +20,9 @@ DASHBOARD_CHECKED := dashboard/node_modules/.checked
 DASHBOARD_SOURCES := $(shell find dashboard -type f -not -path '*/node_modules/*' \
 	-not -path 'dashboard/dist/*' -not -path '*/generated/*') tests/api/openapi.json
 
-.PHONY: install dashboard dashboard-check demo lint test test-all chaos clean
+MLFLOW_SERVER := $(VENV)/mlflow-server
+
+.PHONY: install mlflow-server dashboard dashboard-check demo lint test test-all chaos clean
 
 install: $(VENV)/.installed
 
@@ -29,6 +31,15 @@ $(VENV)/.installed: pyproject.toml constraints/ci.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints/ci.txt)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt -e '.[dev]'
+	touch $@
+
+# A real MLflow for the tests, out of the way of our own packages.
+mlflow-server: $(MLFLOW_SERVER)/.installed
+
+$(MLFLOW_SERVER)/.installed: constraints/mlflow.txt | install
+	rm -rf $(MLFLOW_SERVER)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --retries 5 --no-deps \
+		--target $(MLFLOW_SERVER) -r constraints/mlflow.txt
 	touch $@
 
 dashboard: $(DASHBOARD_BUILT)
@@ -56,7 +67,7 @@ demo: install dashboard
 test: lint dashboard-check dashboard
 	$(PYTEST) -m "not slow and not gpu"
 
-test-all: lint dashboard-check dashboard
+test-all: lint dashboard-check dashboard mlflow-server
 	$(PYTEST) -m "not gpu"
 
 chaos: install

@@ -1,33 +1,23 @@
-"""MLflow: which server, what it gets after trouble, and that a real one has all of it."""
+"""MLflow: which server, and what it gets after trouble; a real one is in test_mlflow_server.py."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import socket
-import subprocess
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from fp8core.errors import SpecRefused
 from fp8core.spec import Outcome, SpecInvalid
 from fp8core.telemetry import TelemetryWriter
-from fp8core.telemetry.sinks import Sinks, launch
+from fp8core.telemetry.sinks import Sinks
 from fp8core.telemetry.sinks.requirements import mlflow_server
 from tests.fp8core.sinks.runs import events, run, spec_with, wait_until
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize(
@@ -148,53 +138,3 @@ def test_mlflow_of_the_machine_gets_the_machines_token(
     assert [path for path, _, _ in handler.calls].count("runs/create") == 1, "it goes on"
     steps = [m["step"] for _, b, _ in handler.calls for m in b.get("metrics", [])]
     assert steps == [1, 1, 2, 2, 2, 3, 3, 4, 4, 4]
-
-
-MLFLOW = os.environ.get("OCTRAIN_TEST_MLFLOW")
-
-
-@pytest.mark.skipif(not MLFLOW, reason="OCTRAIN_TEST_MLFLOW names no Python that has MLflow")
-def test_a_real_mlflow_server_has_all_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert MLFLOW is not None
-    for outcome in (Outcome.STOPPED, Outcome.SUCCEEDED):
-        monkeypatch.setitem(launch._PATIENCE_SECONDS, outcome, 60.0)
-    port = free_port()
-    command = [MLFLOW, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{tmp_path}/mlflow.db"]
-    command += ["--artifacts-destination", str(tmp_path / "artifacts")]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    with (tmp_path / "mlflow.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-    address = f"http://127.0.0.1:{port}"
-    try:
-
-        def up() -> bool:
-            assert server.poll() is None, (tmp_path / "mlflow.log").read_text()
-            try:
-                return httpx.get(f"{address}/health").is_success
-            except httpx.HTTPError:
-                return False
-
-        wait_until(up)
-        spec = spec_with(mlflow={"tracking_uri": address, "experiment": "fp8"})
-        run(spec, tmp_path / "w", range(1, 700), Outcome.STOPPED)
-        run(spec, tmp_path / "w", range(700, 1200))
-        assert events(tmp_path / "w", "sink_failed") == []
-        api = httpx.Client(base_url=f"{address}/api/2.0/mlflow/", timeout=30)
-        found = api.get("experiments/get-by-name", params={"experiment_name": "fp8"}).json()
-        body = {"experiment_ids": [found["experiment"]["experiment_id"]]}
-        [one] = api.post("runs/search", json=body).json()["runs"]
-        assert one["info"]["status"] == "FINISHED"
-        assert one["info"]["run_name"] == "small"
-        parameters = {item["key"]: item["value"] for item in one["data"]["params"]}
-        assert parameters["training.optimizer.lr"] == "0.0003"
-        query = {"run_id": one["info"]["run_id"], "metric_key": "train/loss"}
-        points = api.get("metrics/get-history", params=query).json()["metrics"]
-        assert [point["step"] for point in points] == list(range(1, 1200))
-        assert points[1]["value"] == "NaN" or math.isnan(points[1]["value"])
-        assert points[99]["value"] == pytest.approx(0.01)
-    finally:
-        server.terminate()
-        server.wait()
