@@ -80,8 +80,7 @@ def _measure(
             position.step += 1
             batches = [next(built.data.train)]
             learner.gradients(position.step, batches)
-            learner.clip()
-            learner.update(position.step)
+            learner.update(position.step, learner.gradient_norm())
             _finished(device)
             # The first of each kind warm up: memory is taken, and page-locked.
             if number > 1 and writing == savers[True].busy:

@@ -152,11 +152,11 @@ def octrain(work: Work, **changes: Any) -> Step:
         batches = [batch_of(number)]
         totals = learner.totals(number, batches)
         loss = learner.gradients(number, batches, totals=totals)
-        norm = learner.clip()
+        norm = learner.gradient_norm()
         figures = {"train/loss": loss, "train/grad_norm": norm}
         late.push(number, figures, {"train/lr": learner.learning_rate(number)})
         bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
-        learner.update(number, unless=bad)
+        learner.update(number, norm, unless=bad)
         return loss
 
     return step

@@ -31,6 +31,7 @@ def update_8bit(
     eps: float,
     weight_decay: float,
     seed: int,
+    factor: Tensor | None,
     unless: Tensor | None,
 ) -> None:
     """One step of one parameter, as `adamw_kernel.update`.
@@ -51,6 +52,7 @@ def update_8bit(
         state["exp_avg_sq_exponents"],
         weight if master is None else master,
         state["step"],
+        state["step"] if factor is None else factor,
         state["step"] if unless is None else unless,
         elements,
         lr,
@@ -59,6 +61,7 @@ def update_8bit(
         weight_decay,
         seed,
         HAS_MASTER=master is not None,
+        HAS_FACTOR=factor is not None,
         HAS_UNLESS=unless is not None,
         M_BITS=MOMENT.mantissa,
         R_BITS=ROOT.mantissa,
@@ -108,6 +111,7 @@ def _step(  # type: ignore[no-untyped-def]
     exp_avg_sq_exponents,
     master,
     step,
+    factor,
     unless,
     elements,
     lr,
@@ -117,6 +121,7 @@ def _step(  # type: ignore[no-untyped-def]
     weight_decay,
     seed,
     HAS_MASTER: tl.constexpr,
+    HAS_FACTOR: tl.constexpr,
     HAS_UNLESS: tl.constexpr,
     M_BITS: tl.constexpr,
     R_BITS: tl.constexpr,
@@ -135,6 +140,8 @@ def _step(  # type: ignore[no-untyped-def]
     correction2 = tl.sqrt(1.0 - tl.exp(count * tl.log(beta2)))
 
     g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
+    if HAS_FACTOR:
+        g = g * tl.load(factor)
     w = tl.load(master + places, mask=inside, other=0.0).to(tl.float32)
     m_code = tl.load(exp_avg + places, mask=inside, other=0).to(tl.int32)
     m_exponents = tl.load(exp_avg_exponents + rows, mask=row_inside, other=0).to(tl.int32)

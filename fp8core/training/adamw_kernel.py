@@ -29,12 +29,14 @@ def update(
     eps: float,
     weight_decay: float,
     seed: int,
+    factor: Tensor | None,
     unless: Tensor | None,
 ) -> None:
     """One step of one parameter, whose ``state["step"]`` counts this step already.
 
     ``state``: ``exp_avg``, ``exp_avg_sq`` (bf16 or fp32), ``step`` (fp32, 0-dim) and perhaps
-    ``master`` (fp32). All contiguous and on one device. Where ``unless`` is 1 no bit changes.
+    ``master`` (fp32). All contiguous and on one device. ``factor``: what
+    the gradient counts with. Where ``unless`` is 1 no bit changes.
     """
     elements = weight.numel()
     if elements == 0:
@@ -47,6 +49,7 @@ def update(
         state["exp_avg_sq"],
         weight if master is None else master,
         state["step"],
+        state["step"] if factor is None else factor,
         state["step"] if unless is None else unless,
         elements,
         lr,
@@ -55,6 +58,7 @@ def update(
         weight_decay,
         seed,
         HAS_MASTER=master is not None,
+        HAS_FACTOR=factor is not None,
         HAS_UNLESS=unless is not None,
         BLOCK=_BLOCK,
         num_warps=8,
@@ -83,6 +87,7 @@ def _step(  # type: ignore[no-untyped-def]
     exp_avg_sq,
     master,
     step,
+    factor,
     unless,
     elements,
     lr,
@@ -92,6 +97,7 @@ def _step(  # type: ignore[no-untyped-def]
     weight_decay,
     seed,
     HAS_MASTER: tl.constexpr,
+    HAS_FACTOR: tl.constexpr,
     HAS_UNLESS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -106,6 +112,8 @@ def _step(  # type: ignore[no-untyped-def]
     correction2 = tl.sqrt(1.0 - tl.exp(count * tl.log(beta2)))
 
     g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
+    if HAS_FACTOR:
+        g = g * tl.load(factor)
     m = tl.load(exp_avg + places, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(exp_avg_sq + places, mask=inside, other=0.0).to(tl.float32)
     w = tl.load(master + places, mask=inside, other=0.0).to(tl.float32)

@@ -17,7 +17,7 @@ from fp8core.engines.protocol import Engine
 from fp8core.errors import DataInvalid
 from fp8core.spec.training import Training
 from fp8core.training.forward import logits_of
-from fp8core.training.optimizer import AdamW, clip_by_global_norm
+from fp8core.training.optimizer import AdamW, clip_factor, global_norm
 from fp8core.training.precision import dtype_of
 from fp8core.training.ranks.gradients import GradientReducer
 from fp8core.training.ranks.world import SOLO, World
@@ -119,29 +119,33 @@ class Learner:
             self.world.add_up(loss)
         return loss
 
-    def clip(self) -> Tensor:
-        """Unscales and clips the gradients; their norm from before, fp32, 0-dim."""
+    def gradient_norm(self) -> Tensor:
+        """Unscales the gradients; the norm of all of them, before clipping, fp32, 0-dim."""
         if self.engine.gradient_scaler is not None:
             self.engine.gradient_scaler.unscale_(self.optimizer)
         gradients = [p.grad for p in self._trainable if p.grad is not None]
-        return clip_by_global_norm(gradients, self._training.max_grad_norm)
+        return global_norm(gradients)
 
     def learning_rate(self, step: int) -> float:
         factor = learning_rate_factor(self._training.schedule, step, self._training.steps)
         return self._training.optimizer.lr * factor
 
-    def update(self, step: int, *, unless: Tensor | None = None) -> None:
+    def update(self, step: int, norm: Tensor, *, unless: Tensor | None = None) -> None:
         """The optimizer's step, with the learning rate of ``step``. Drops the gradients.
 
-        ``unless``: where this 0-dim tensor is 1, nothing changes, without waiting for the device.
+        ``norm``: that of the gradients, from `gradient_norm`. They count clipped to
+        ``max_grad_norm``, which no pass over them writes back. ``unless``: where this 0-dim tensor
+        is 1, nothing changes, without waiting for the device.
         """
         scaler = self.engine.gradient_scaler
         self.optimizer.set_learning_rate(self.learning_rate(step))
+        longest = self._training.max_grad_norm
+        factor = None if longest is None else clip_factor(norm, longest)
         if scaler is None:
-            self.optimizer.step(unless=unless)
+            self.optimizer.step(factor=factor, unless=unless)
         else:
             # The scaler knows by itself of gradients that are not finite.
-            scaler.step(self.optimizer)
+            scaler.step(self.optimizer, factor=factor)
             scaler.update()
         self.drop_gradients()
 

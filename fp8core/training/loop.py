@@ -200,13 +200,13 @@ class TrainingLoop:
 
         loss = learner.gradients(step, batches, totals=totals, before=before)
         self._table.after_backward()
-        norm = learner.clip()
+        norm = learner.gradient_norm()
         figures = {"train/loss": loss, "train/grad_norm": norm}
         settled = self._late.push(step, figures, {"train/lr": learner.learning_rate(step)})
         self._health.settle()
         verdict = Verdict.TAKE if settled is None else self._guard.judge(settled)
         if verdict == Verdict.TAKE:
-            learner.update(step, unless=self._guard.bad(loss, norm))
+            learner.update(step, norm, unless=self._guard.bad(loss, norm))
             self._table.after_step(step, self._parts.workdir)
         return verdict, settled
 

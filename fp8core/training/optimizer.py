@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw
 
 from fp8core.training import moments
 
-__all__ = ["AdamW", "clip_by_global_norm", "decays", "global_norm"]
+__all__ = ["AdamW", "clip_factor", "decays", "global_norm"]
 
 _MIX_PLACES = 0xBF58476D1CE4E5B9  # odd, and unlike the other
 _MIX = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads consecutive numbers
@@ -92,10 +92,15 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(  # type: ignore[override]
-        self, closure: Callable[[], Any] | None = None, *, unless: Tensor | None = None
+        self,
+        closure: Callable[[], Any] | None = None,
+        *,
+        factor: Tensor | None = None,
+        unless: Tensor | None = None,
     ) -> None:
         """One update of every parameter that has a gradient. ``closure`` is not supported.
 
+        ``factor``: a 0-dim fp32 tensor that each gradient counts with; ``.grad`` stays as it is.
         ``unless``: a 0-dim fp32 tensor on the device of the parameters; where it is 1, weights and
         states keep every bit. Nobody waits to learn which it was.
         """
@@ -108,22 +113,25 @@ class AdamW(torch.optim.Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                if self._is_plain(parameter):
-                    plain.append(parameter)
-                elif _has_kernel(parameter):
+                if _has_kernel(parameter):
                     on_gpu.append(parameter)
+                elif self._is_plain(parameter):
+                    plain.append(parameter)
                 else:
                     generator = generators.get(parameter.device)
                     if generator is None:
                         generator = torch.Generator(parameter.device)
                         generator.manual_seed((self._seed + self._updates * _MIX) % 2**63)
                         generators[parameter.device] = generator
-                    self._update_rounded(parameter, group, generator, unless)
-            if plain:
-                states = [self.state[parameter] for parameter in plain]
-                self._update(plain, [parameter.grad for parameter in plain], states, group, unless)
+                    self._update_rounded(parameter, group, generator, factor, unless)
+            # With a factor one at a time, so that only one gradient has a copy at any moment.
+            for some in [plain] if factor is None else [[parameter] for parameter in plain]:
+                if some:
+                    gradients = [_times(parameter.grad, factor) for parameter in some]
+                    states = [self.state[parameter] for parameter in some]
+                    self._update(some, gradients, states, group, unless)
             if on_gpu:
-                self._update_in_one_pass(on_gpu, group, unless)
+                self._update_in_one_pass(on_gpu, group, factor, unless)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Everything that the next update depends on, by parameter name (live tensors)."""
@@ -183,7 +191,11 @@ class AdamW(torch.optim.Optimizer):
         )
 
     def _update_in_one_pass(
-        self, parameters: list[nn.Parameter], group: dict[str, Any], unless: Tensor | None
+        self,
+        parameters: list[nn.Parameter],
+        group: dict[str, Any],
+        factor: Tensor | None,
+        unless: Tensor | None,
     ) -> None:
         """What ``_update_rounded`` does, in one kernel for each parameter."""
         # They need Triton, which CPU builds lack.
@@ -206,6 +218,7 @@ class AdamW(torch.optim.Optimizer):
                 eps=self._eps,
                 weight_decay=group["weight_decay"],
                 seed=self._seed_of(self._places[parameter]),
+                factor=factor,
                 unless=unless,
             )
 
@@ -218,19 +231,20 @@ class AdamW(torch.optim.Optimizer):
         parameter: nn.Parameter,
         group: dict[str, Any],
         generator: torch.Generator,
+        factor: Tensor | None,
         unless: Tensor | None,
     ) -> None:
         """One parameter at a time, so that only one has fp32 copies at any moment.
 
         What was not changed is rounded to itself: noise below a bf16 number cannot lift it.
         """
-        assert parameter.grad is not None
+        gradient = _times(parameter.grad, factor)
         state = self.state[parameter]
         master = state.get("master")
         weight = parameter.detach().float() if master is None else master
         read = moments.read(state)
         working = {"step": state["step"], **read}
-        self._update([weight], [parameter.grad.float()], [working], group, unless)
+        self._update([weight], [gradient], [working], group, unless)
         if moments.in_8_bits(state):
             moments.write(state, read, generator)
         else:
@@ -240,6 +254,13 @@ class AdamW(torch.optim.Optimizer):
             _store(parameter, weight, generator)
         else:
             parameter.copy_(master)
+
+
+def _times(gradient: Tensor | None, factor: Tensor | None) -> Tensor:
+    """In fp32; the gradient itself where that is what it is."""
+    assert gradient is not None
+    values = gradient.float()
+    return values if factor is None else values * factor
 
 
 def _has_kernel(parameter: nn.Parameter) -> bool:
@@ -259,17 +280,13 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
-def clip_by_global_norm(gradients: list[Tensor], max_norm: float | None) -> Tensor:
-    """Scales the gradients in place so that their norm is at most ``max_norm``.
+def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
+    """What gradients of global ``norm`` are multiplied by for one of at most ``max_norm``.
 
-    Returns the norm from before. Never waits for the device. A norm that is not finite leaves NaN
-    in the gradients, which the caller must not step with.
+    Without dimensions, like ``norm``; never waits for the device. Not finite where the norm is not:
+    the caller must not step then.
     """
-    norm = global_norm(gradients)
-    if max_norm is not None and gradients:
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        torch._foreach_mul_(gradients, factor)
-    return norm
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)
 
 
 def _store(target: Tensor, value: Tensor, generator: torch.Generator) -> None:

@@ -121,16 +121,17 @@ def _train(
         if not batches:
             break
         totals = learner.totals(step, batches)
-        loss, norm = float(learner.gradients(step, batches, totals=totals)), float(learner.clip())
-        if not (math.isfinite(loss) and math.isfinite(norm)):
+        loss = float(learner.gradients(step, batches, totals=totals))
+        norm = learner.gradient_norm()
+        if not (math.isfinite(loss) and math.isfinite(float(norm))):
             telemetry.event(
                 "reference_diverged",
                 f"the reference in {spec.recipe.engine} ended before step {step}: its loss is "
-                f"{loss}, the norm of its gradients {norm}",
+                f"{loss}, the norm of its gradients {float(norm)}",
                 {"step": step},
             )
             break
-        learner.update(step)
+        learner.update(step, norm)
         losses.append(loss)
         # Whoever watches for a standstill must see that there is none.
         tokens += totals.tokens

@@ -43,7 +43,8 @@ def stepped(
             optimizer._updates += 1
             random = torch.Generator(device="cuda").manual_seed(number)
             with torch.no_grad():
-                optimizer._update_rounded(parameter, optimizer.param_groups[0], random, unless)
+                group = optimizer.param_groups[0]
+                optimizer._update_rounded(parameter, group, random, None, unless)
     return {**optimizer.state[parameter], "weight": parameter.detach()}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8core.training.optimizer import AdamW, clip_by_global_norm, decays, global_norm
+from fp8core.training.optimizer import AdamW, clip_factor, decays, global_norm
 
 LR, BETAS, EPS, DECAY = 1e-2, (0.9, 0.99), 1e-8, 0.1
 
@@ -208,13 +208,41 @@ def test_another_models_state_is_refused_and_changes_nothing() -> None:
 
 
 def test_global_norm_and_clipping() -> None:
-    gradients = [torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])]
-    assert float(global_norm(gradients)) == 5.0
-    assert float(clip_by_global_norm(gradients, 10.0)) == 5.0
-    assert gradients[0].tolist() == [3.0, 0.0]
-    assert float(clip_by_global_norm(gradients, 1.0)) == 5.0
-    assert float(global_norm(gradients)) == pytest.approx(1.0, rel=1e-5)
-    assert float(clip_by_global_norm(gradients, None)) == pytest.approx(1.0, rel=1e-5)
+    norm = global_norm([torch.tensor([3.0, 0.0]), torch.tensor([[4.0]])])
+    assert float(norm) == 5.0
+    assert float(clip_factor(norm, 10.0)) == 1.0
+    assert float(clip_factor(norm, 1.0)) == pytest.approx(0.2, rel=1e-5)
+    assert not math.isfinite(float(clip_factor(torch.tensor(math.nan), 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options"),
+    [
+        (torch.float32, {}),
+        (torch.float32, {"state_dtype": torch.bfloat16}),
+        (torch.bfloat16, {"state_dtype": torch.bfloat16}),
+        (torch.bfloat16, {"master_weights": True}),
+        (torch.bfloat16, {"state_dtype": torch.uint8}),
+    ],
+)
+def test_a_factor_counts_as_gradients_that_were_multiplied(
+    dtype: torch.dtype, options: dict[str, object]
+) -> None:
+    # A power of two, which is exact in every format.
+    one, other = (small_model().to(dtype) for _ in range(2))
+    theirs = gradients_for(one, 1)[0]
+    for model, gradients in ((one, theirs), (other, [g * 0.25 for g in theirs])):
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient.to(dtype)
+    optimizers = make(one, **options), make(other, **options)
+    optimizers[0].step(factor=torch.tensor(0.25))
+    optimizers[1].step()
+    for key, value in optimizers[0].state_tensors().items():
+        assert torch.equal(value, optimizers[1].state_tensors()[key]), key
+    for mine, same, gradient in zip(one.parameters(), other.parameters(), theirs, strict=True):
+        assert torch.equal(mine, same)
+        assert mine.grad is not None
+        assert torch.equal(mine.grad, gradient.to(dtype))
 
 
 def test_the_norm_of_bf16_gradients_is_taken_in_fp32() -> None:
