@@ -81,6 +81,29 @@ PRESETS: tuple[Preset, ...] = (
         },
     ),
     Preset(
+        "te-memory",
+        "Memory first: delayed scaling, optimizer states in 8 bits, activations recomputed",
+        (
+            "The optimizer's two moments take two bytes a parameter instead of four in bf16 and "
+            "eight in fp32.",
+            "A block keeps its input alone and is computed again, in FP8, in the backward pass: "
+            "about a third more work for most of the activations' memory.",
+            "Small updates can be lost in bf16 weights: where memory allows, add "
+            '`"master_weights": "fp32"` to `training.precision`, or store the weights in fp32.',
+        ),
+        _HOPPER,
+        {
+            "recipe": {
+                "engine": "te",
+                "scaling": "delayed",
+                "fp8_format": "HYBRID",
+                "amax_history_len": 16,
+                "amax_compute_algo": "max",
+            },
+            "training": {"precision": "memory", "gradient_checkpointing": True},
+        },
+    ),
+    Preset(
         "te-cautious",
         "Delayed scaling, with the first and last layer and every weight gradient in bf16",
         (
