@@ -68,6 +68,16 @@ def test_failures_are_told_apart(workplace: Any) -> None:
         assert detail in attempt.finished["detail"]
 
 
+def test_the_last_fifty_lines_of_the_log_are_told(workplace: Any) -> None:
+    """All of them, however long they are: the last ones say why."""
+    lines = [f"line {number} of the log: " + "long " * 90 for number in range(70)]
+    attempt = workplace.api.add("att_a", {"print_errors": lines, "exit_at": 2, "exit_code": 77})
+    assert workplace.supervise("att_a").wait(timeout=60) == 0, workplace.log()
+    why, *told = attempt.finished["detail"].split("\n")
+    assert "77" in why
+    assert told == [line[:500] for line in lines[-50:]]
+
+
 def test_host_out_of_memory(workplace: Any, tmp_path: Path) -> None:
     """The kernel kills the trainer, which has a cgroup's memory for itself."""
     cgroup = memory_cgroup(256 << 20)

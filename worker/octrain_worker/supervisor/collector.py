@@ -83,8 +83,11 @@ class Collector:
             yield _event("telemetry_unreadable", message), end
 
 
-def last_lines(paths: list[Path], count: int, *, max_bytes: int = 16 << 10) -> str:
-    """The last ``count`` lines of the files taken together, the last file's being the last."""
+def last_lines(paths: list[Path], count: int, *, max_bytes: int = 256 << 10) -> str:
+    """The last ``count`` lines of the files taken together, the last file's being the last.
+
+    Of each file ``max_bytes`` are read, and of each line 500 characters.
+    """
     lines: list[str] = []
     for path in paths:
         try:
@@ -94,7 +97,7 @@ def last_lines(paths: list[Path], count: int, *, max_bytes: int = 16 << 10) -> s
         except OSError:
             continue
         lines.extend(data.decode("utf-8", errors="replace").replace("\0", "\ufffd").splitlines())
-    return "\n".join(line[:500] for line in lines[-count:])[-max_bytes:]
+    return "\n".join(line[:500] for line in lines[-count:])
 
 
 def _event(kind: str, message: str) -> dict[str, Any]:

@@ -124,7 +124,7 @@ _OF_CAUSE = {
         "stopped by its own node: the API could not be reached before the lease ended",
     ),
 }
-_MAX_DETAIL = 16_000
+_MAX_DETAIL = 34_000
 # With less, not even a line is written by a file system of larger blocks.
 _FULL_BYTES = 64 << 10
 
@@ -169,9 +169,15 @@ def _explained(ending: Ending, verdict: Verdict, words: str) -> Verdict:
     if reason is Reason.STORAGE_FULL and ending.free_bytes is not None:
         detail = f"{detail.rstrip('.')}. At its end {ending.free_bytes:,} bytes were free"
     if reason in _WITH_LOG and ending.log_tail:
-        detail = f"{detail.rstrip('.')}. Its last lines:\n{ending.log_tail}"
+        detail = _with_log(detail, ending.log_tail)
     resumable = verdict.resumable if failure is None else reason in _RESUMABLE
     return replace(verdict, reason=reason, detail=detail[:_MAX_DETAIL], resumable=resumable)
+
+
+def _with_log(detail: str, log: str) -> str:
+    """Where there is not room for all of it, the end of the log stays: it says why."""
+    head = f"{detail.rstrip('.')[: _MAX_DETAIL // 4]}. Its last lines:\n"
+    return head + log[-(_MAX_DETAIL - len(head)) :]
 
 
 def _said(ending: Ending) -> Verdict | None:
