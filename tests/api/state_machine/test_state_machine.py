@@ -54,6 +54,8 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
             self.jobs: list[str] = []
             self.finals: dict[str, tuple[Any, ...]] = {}
             self.versions: dict[str, int] = {}
+            self.ended: dict[str, tuple[Any, ...]] = {}
+            self.recorded: dict[str, set[str]] = {}
             self.claims: list[Claimed] = []
             self.nonces = itertools.count()
 
@@ -122,8 +124,13 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
             url = f"/attempts/{claim.attempt_id}/{action}"
             wrong = await world.node.post(url, json={"fencing_token": claim.token + 1} | body)
             assert wrong.status_code == 409, wrong.text
+            stale = await world.service.sql(
+                "SELECT 1 FROM attempts WHERE id = :id AND status = 'ended'", id=claim.attempt_id
+            )
             answer = await world.node.post(url, json={"fencing_token": claim.token} | body)
-            assert answer.status_code in (200, 409), answer.text
+            # Who has ended the attempt may say so again, in the same words.
+            fenced = stale and action != "finish"
+            assert answer.status_code in ((409,) if fenced else (200, 409)), answer.text
             if action == "telemetry" and answer.status_code == 200:
                 reached = answer.json()["acknowledged_seq"]
                 claim.points += reached - claim.seq
@@ -264,7 +271,18 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
                 assert [row.number for row in rows] == list(range(1, jobs[job_id].attempt + 1))
                 tokens = [row.fencing_token for row in rows]
                 assert tokens == sorted(set(tokens)), "a later attempt has the larger token"
+            artifacts = await sql("SELECT id, attempt_id FROM artifacts")
+            for row in attempts:
+                if row.status == "ended":
+                    self._check_ended(row, {a.id for a in artifacts if a.attempt_id == row.id})
             self._check_slots([row for row in attempts if row.status != "ended"])
+
+        def _check_ended(self, row: Any, artifacts: set[str]) -> None:
+            end = (row.outcome, row.reason, row.detail, row.step, row.phase, row.acknowledged_seq)
+            assert self.ended.setdefault(row.id, end) == end, "a stale supervisor has written"
+            # Later checkpoints take the place of older ones, of ended attempts too.
+            assert artifacts <= self.recorded.setdefault(row.id, artifacts), "or has recorded one"
+            self.recorded[row.id] = artifacts
 
         def _check_job(self, job: Any, live: int, events: list[Any]) -> None:
             story = [(str(e.data["from"]), str(e.data["to"])) for e in events if e.kind == "status"]
