@@ -27,6 +27,7 @@ from octrain_api.jobs.management_endpoints import router as job_management
 from octrain_api.jobs.reading import JobReader
 from octrain_api.jobs.stream_endpoints import router as streams
 from octrain_api.jobs.tags import ConditionalReads, JobTags
+from octrain_api.jobs.together import StoredTogether
 from octrain_api.json_bodies import JsonBodies
 from octrain_api.keys.endpoints import router as keys
 from octrain_api.keys.enrolment_endpoints import router as enrolment
@@ -85,6 +86,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         principals=principals,
         sessions=holders,
         jobs=JobReader(database, listener, tags),
+        new_jobs=StoredTogether(database.direct),
         streams=live,
     )
 

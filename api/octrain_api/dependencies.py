@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from octrain_api.audit.recording import record_change
 from octrain_api.database import Database
 from octrain_api.jobs.reading import JobReader
+from octrain_api.jobs.together import StoredTogether
 from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.observability.measures import Measures
@@ -36,6 +37,7 @@ class Context:
     principals: Principals
     sessions: SessionHolders
     jobs: JobReader
+    new_jobs: StoredTogether
     streams: Streams
 
 

@@ -14,7 +14,7 @@ from octrain_api.controller.placement import Need, need_of, never_fits
 from octrain_api.database import psycopg_of
 from octrain_api.ids import new_id
 from octrain_api.jobs.repository import FARTHEST_POSITION
-from octrain_api.jobs.submission import FirstEvent, NewJob, Unless, store
+from octrain_api.jobs.submission import FirstEvent, NewJob, Submission, Unless, store
 from octrain_api.jobs.transitions import Status
 
 _NODE = """
@@ -97,7 +97,8 @@ async def test_the_statement_and_the_placement_agree_on_who_fits(
                     continue  # several GPUs are no wish for as many CPU slots
                 unless = Unless(no_node_fits=True)
                 connection, job = await psycopg_of(session), _job(spec, need)
-                stored = await store(connection, job, events, "user:o", None, None, unless)
+                asked = Submission(job, events, "user:o", None, None, unless)
+                [stored] = await store(connection, [asked])
                 fits = never_fits(_spec_of(need), [node, node]) is None
                 assert (stored.row is not None, stored.is_refused) == (fits, not fits), (node, need)
                 seen.add(fits)

@@ -8,7 +8,6 @@ what was made, as it is then, and another request under the key gets 422.
 
 import hashlib
 import json
-from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, Request, Response
@@ -16,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.auth import AnyKey, Principal
 from octrain_api.dependencies import SessionDep
-from octrain_api.idempotency.repository import Claim, IdempotencyRepository, lock_of
+from octrain_api.idempotency.repository import Claim, IdempotencyRepository, Kept
 from octrain_api.problems import Problem, conflict
 
 HEADER = "Idempotency-Key"
@@ -33,20 +32,6 @@ IdempotencyKeyHeader = Annotated[
         description="sent again within 24 hours with the same request: what that one made",
     ),
 ]
-
-
-@dataclass(frozen=True)
-class Kept:
-    """The row under which a request will be known, but for what it made."""
-
-    owner: str
-    key: str
-    request_hash: str
-
-    @property
-    def lock(self) -> str:
-        """The name of the lock that a request with the key takes."""
-        return lock_of(self.owner, self.key)
 
 
 class Once:

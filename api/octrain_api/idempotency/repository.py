@@ -43,6 +43,20 @@ def lock_of(owner: str, key: str) -> str:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The row under which a request will be known, but for what it made."""
+
+    owner: str
+    key: str
+    request_hash: str
+
+    @property
+    def lock(self) -> str:
+        """The name of the lock that a request with the key takes."""
+        return lock_of(self.owner, self.key)
+
+
+@dataclass(frozen=True)
 class Claim:
     """What is known of a key: whether nobody works under it now, and what was made under it."""
 

@@ -114,7 +114,7 @@ async def make_job(
         given=body,
         draft=draft,
         entry=entry_of_change(request),
-        alone=context.database.direct,
+        together=context.new_jobs,
     )
     return made(request, job, once)
 

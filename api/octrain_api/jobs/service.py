@@ -1,8 +1,8 @@
 """What users do with jobs: submit, cancel, pause, resume."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -14,7 +14,6 @@ from octrain_api.auth import Principal
 from octrain_api.controller.placement import need_of, never_fits
 from octrain_api.database import psycopg_of
 from octrain_api.datasets.service import DatasetService
-from octrain_api.direct import Connection
 from octrain_api.events.repository import EventRepository
 from octrain_api.idempotency.once import Once, in_flight
 from octrain_api.ids import new_id
@@ -29,7 +28,8 @@ from octrain_api.jobs.checks import (
 from octrain_api.jobs.given import as_given
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.rows import JobRow, JobRows
-from octrain_api.jobs.submission import FirstEvent, NewJob, Unless, store
+from octrain_api.jobs.submission import FirstEvent, NewJob, Submission, Unless, store
+from octrain_api.jobs.together import StoredTogether
 from octrain_api.jobs.transitions import FINAL, Actor, Status
 from octrain_api.listener import JOB_CHANNEL, QUEUE_CHANNEL, tell_after_commit
 from octrain_api.models import Attempt, Job, Node
@@ -73,14 +73,14 @@ class JobService:
         draft: bool = False,
         also: Sequence[FirstEvent] = (),
         entry: dict[str, Any] | None = None,
-        alone: Callable[[], AbstractAsyncContextManager[Connection]] | None = None,
+        together: StoredTogether | None = None,
     ) -> JobRow:
         """Check and store a job; or the one that this request made before, by its key.
 
         `given` is what of the body was written by the user, or None where that is not known. A
         draft waits for its start. `also` are events beside the first one, `entry` is that of the
-        audit log. Where `alone` is given and nothing was asked of the database before, the job is
-        stored over a connection of `alone`: by one statement, which is a transaction.
+        audit log. Where `together` is given and nothing was asked of the database before, the job
+        is stored by that, with others: by one statement, which is a transaction.
         """
         try:
             made_before = await self._judge_default_quotas(once, draft)
@@ -102,12 +102,11 @@ class JobService:
         moved = {"from": None, "to": job.status.value, "reason": None, "detail": None}
         first = FirstEvent("status", "Drafted." if draft else "Submitted.", moved)
         unless = Unless(owner_has_quotas=not draft, no_node_fits=not allow_waiting)
-        arguments = (job, (first, *also), self._who, once.kept, entry)
-        if alone is None or self._session.in_transaction():
-            stored = await store(await psycopg_of(self._session), *arguments, unless)
+        asked = Submission(job, (first, *also), self._who, once.kept, entry, unless)
+        if together is None or self._session.in_transaction():
+            [stored] = await store(await psycopg_of(self._session), [asked])
         else:
-            async with alone() as connection:
-                stored = await store(connection, *arguments, unless)
+            stored = await together.store(asked)
         made_before = once.judge(stored.claim)
         if made_before is not None:
             return await self.get(made_before)
@@ -117,7 +116,8 @@ class JobService:
                 await self.admit(job.owner)
             if not allow_waiting:
                 await self._check_capable(spec)
-            stored = await store(await psycopg_of(self._session), *arguments, Unless())
+            asked = replace(asked, unless=Unless())
+            [stored] = await store(await psycopg_of(self._session), [asked])
         if stored.row is None:
             raise in_flight()
         tell_after_commit(self._session, JOB_CHANNEL, job.id)

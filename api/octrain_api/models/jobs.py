@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import BigInteger, ForeignKey, Index, UniqueConstraint, func, text
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSON, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from octrain_api.models.base import Base, Json
@@ -20,7 +20,8 @@ class Job(Base):
     labels: Mapped[Json]
     notes: Mapped[str]
     priority: Mapped[int]
-    spec: Mapped[Json]
+    # Read as the text that it is far more often than looked into.
+    spec: Mapped[Json] = mapped_column(JSON)
     # What was written of it; null in jobs from before this was kept. Read where it is asked for.
     spec_given: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True), deferred=True)
     # The named recipe that the spec was made with: {"name", "version"}.
