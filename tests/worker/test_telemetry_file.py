@@ -159,3 +159,52 @@ def test_a_file_system_without_holes_keeps_it_whole(
     run.writer.close()
     with run.path.open("rb") as file:
         assert os.lseek(file.fileno(), 0, os.SEEK_HOLE) == run.path.stat().st_size
+
+
+def test_an_hour_without_the_api_fits_the_spool_and_goes_whole_in_order(tmp_path: Path) -> None:
+    """500 FP8 series every tenth step, losses and progress at each, ten steps a second: less than
+    256 MiB for an hour. A tenth of the hour is spooled with nothing acknowledged, by two
+    supervisors, the second of which takes over from one that died; then all of it is sent."""
+    figures = ("amax", "scale", "saturated", "underflow")
+    names = [
+        f"fp8/model.layers.{layer}.mlp.down_proj/{tensor}/{figure}"
+        for layer in range(42)
+        for tensor in ("input", "weight", "grad_output")
+        for figure in figures
+    ][:500]
+    path = tmp_path / "telemetry.jsonl"
+    spool = Spool(tmp_path / "spool")
+    collector = Collector(spool, telemetry=path, logs={})
+    with TelemetryWriter(path) as writer:
+        for step in range(3600):
+            writer.record(step, {f"train/{n}": step / 7 + n for n in range(8)})
+            writer.progress(step, 10**6, step * 4096, 1234.567)
+            if step % 10 == 0:
+                writer.record(step, dict.fromkeys(names, (step + 1) / 3), health=True)
+                assert writer.flush(60)
+            if step % 500 == 499:
+                collector.drain()
+            if step == 1800:  # neither closed nor told
+                spool = Spool(tmp_path / "spool")
+                collector = Collector(spool, telemetry=path, logs={})
+        assert writer.flush(60)
+        assert writer.dropped == 0
+    collector.drain()
+    taken = sum(file.stat().st_size for file in (tmp_path / "spool").iterdir())
+    assert 10 * taken < 256 << 20
+    assert spool.acknowledged_seq == 0
+
+    sent: list[dict[str, Any]] = []
+    while spool.acknowledged_seq < spool.last_seq:
+        first, records = spool.read(spool.acknowledged_seq)
+        assert first == len(sent) + 1, "numbered without a gap"
+        sent += records
+        spool.acknowledge(first + len(records) - 1)
+    metrics = [record for record in sent if record["type"] == "metrics"]
+    health = [record["step"] for record in metrics if len(record["values"]) == len(names)]
+    assert health == list(range(0, 3600, 10))
+    losses = [record["step"] for record in metrics if "train/0" in record["values"]]
+    assert losses == list(range(3600))
+    assert [r["step"] for r in sent if r["type"] == "progress"] == list(range(3600))
+    left = sum(file.stat().st_size for file in (tmp_path / "spool").iterdir())
+    assert left < 16 << 20, "what the API has goes"
