@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.database import Database
 from octrain_api.models import Job
+from octrain_api.tasks import end_tasks
 
 log = logging.getLogger("octrain_api.listener")
 
@@ -144,10 +145,14 @@ class JobListener:
 
     async def run(self) -> None:
         """Listen and poll until cancelled, reconnecting for ever."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._listen_for_ever())
-            tasks.create_task(self._poll_for_ever())
-            tasks.create_task(self._tell_for_ever())
+        loops = (self._listen_for_ever(), self._poll_for_ever(), self._tell_for_ever())
+        tasks = [asyncio.create_task(loop) for loop in loops]
+        try:
+            # Each cancellation of this task reaches all of them. A TaskGroup hands on the first one
+            # only, and then waits for ever for a task whose driver has swallowed that one.
+            await asyncio.gather(*tasks)
+        finally:
+            await end_tasks(tasks)
 
     async def _listen_for_ever(self) -> None:
         while True:

@@ -20,6 +20,7 @@ from octrain_api.controller.webhook_queue import Due, Parcel, WebhookQueue
 from octrain_api.database import Database
 from octrain_api.listener import wait_for
 from octrain_api.settings import Settings, WebhookSettings
+from octrain_api.tasks import end_tasks
 from octrain_api.webhooks.repository import WEBHOOK_CHANNEL
 from octrain_api.webhooks.sender import Outcome, Sender
 from octrain_api.webhooks.signing import signed_headers
@@ -126,9 +127,7 @@ class Deliveries:
                     log.exception("delivering webhooks failed, trying again")
                 await self._rest(helpers[1])
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            await end_tasks(helpers)
             await self._let_go()
             await sender.close()
             await self._database.close()
@@ -229,9 +228,7 @@ class Deliveries:
             return
         await asyncio.wait(tasks.values(), timeout=_LAST_WORDS)
         left = [delivery_id for delivery_id, task in tasks.items() if not task.done()]
-        for task in tasks.values():
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await end_tasks(tasks.values())
         with contextlib.suppress(SQLAlchemyError, OSError):
             async with self._database.transaction() as session:
                 await WebhookQueue(session, self._settings).release(left)
