@@ -19,3 +19,13 @@ def test_every_named_test_exists() -> None:
         or (name and f"def {name}(" not in (REPOSITORY / file).read_text())
     ]
     assert missing == []
+
+
+def test_every_fault_and_every_complaint_has_its_test() -> None:
+    text = (REPOSITORY / "docs" / "reliability.md").read_text()
+    tables = ("| fault at a random or chosen instant |", "| reported | here |")
+    for table, least in zip(tables, (12, 35), strict=True):
+        rows = text.split(table)[1].split("\n\n")[0].splitlines()[2:]
+        assert len(rows) >= least
+        without = [row for row in rows if not any(name for _, name in _NAMED.findall(row))]
+        assert without == []
