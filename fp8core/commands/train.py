@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from fp8core.commands.cli import error_lines
 from fp8core.commands.console import RunConsole, say
@@ -53,9 +55,13 @@ def run_train(
         with Workdir(workdir_path) as workdir:
             result = job.run(workdir, stop, None)
             _write_result(result, workdir)
-            return result.exit_code
-    place.register()
-    return _as_rank(job, workdir_path, stop, place)
+        code = result.exit_code
+    else:
+        place.register()
+        code = _as_rank(job, workdir_path, stop, place)
+    if job.lost_device:
+        _leave(code)
+    return code
 
 
 def _as_rank(job: _Job, workdir_path: Path, stop: StopRequest, place: RankPlace) -> int:
@@ -78,7 +84,8 @@ def _as_rank(job: _Job, workdir_path: Path, stop: StopRequest, place: RankPlace)
 
 @dataclass
 class _Job:
-    """What the command line asks for. ``lost_others``: it failed because another rank was gone."""
+    """What the command line asks for. ``lost_others``: it failed because another rank was gone;
+    ``lost_device``: because of an error after which a process can do nothing more with its GPU."""
 
     spec_path: Path
     roots: list[Path]
@@ -87,6 +94,7 @@ class _Job:
     upload_folder: Path | None
     debug: bool
     lost_others: bool = False
+    lost_device: bool = False
 
     def run(self, workdir: Workdir, stop: StopRequest, place: RankPlace | None) -> RunResult:
         run: Run | None = None
@@ -121,6 +129,7 @@ class _Job:
             return result
         except Exception as error:
             self.lost_others = place is not None and _means_loss(error)
+            self.lost_device = _breaks_device(error)
             crash_log = workdir.crash_log
             if place is not None and not place.main:
                 crash_log = workdir.crash_log_of(place.rank)
@@ -133,6 +142,20 @@ def _means_loss(error: Exception) -> bool:
     import torch.distributed
 
     return isinstance(error, RankLost | torch.distributed.DistError)
+
+
+def _breaks_device(error: Exception) -> bool:
+    """Whether CUDA has failed for good: PyTorch's own error, or Transformer Engine's words."""
+    import torch
+
+    return isinstance(error, torch.AcceleratorError) or str(error).startswith("CUDA Error: ")
+
+
+def _leave(code: int) -> NoReturn:
+    """Ends the process at once: to free a tensor of a failed GPU aborts, and hides ``code``."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _unseen(position: Position, values: Mapping[str, float]) -> None:

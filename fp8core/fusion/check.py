@@ -126,8 +126,9 @@ def _width(layer: nn.Module) -> int:
 def _relative(own: Tensor | None, other: Tensor | None) -> float:
     if own is None or other is None:
         return 0.0 if own is other else float("inf")
-    size = float(own.float().norm())
-    apart = float((own.float() - other.float()).norm())
+    # One copy in fp32: a gradient may be the largest weight's, beside those of two whole blocks.
+    size = float(torch.linalg.vector_norm(own, dtype=torch.float32))
+    apart = float(own.to(torch.float32, copy=True).sub_(other).norm())
     return apart / size if size else apart
 
 

@@ -90,6 +90,8 @@ def test_a_failure_is_told_by_its_kind(
     training = {"batch_size": 64, "sequence_length": 128} if fault == "no_more_memory" else {}
     failed = fail(job, tmp_path, fault, training=training, resources={"device": "cuda"})
     assert failed.result is not None
+    # Not that of a process that aborts because it frees what lies on a failed GPU.
+    assert failed.status == failed.result["exit_code"] > 0
     # A kernel that fails may be heard of when the step it was part of is over.
     assert failed.result["step"] in (1, 2)
     verdict = failed.verdict
