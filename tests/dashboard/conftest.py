@@ -12,7 +12,11 @@ from tests.dashboard.browser import PATIENCE, launched, require_browser
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with launched(require_browser()) as running:
+    path = require_browser()
+    from playwright.sync_api import expect
+
+    expect.set_options(timeout=PATIENCE)
+    with launched(path) as running:
         yield running
 
 

@@ -7,15 +7,17 @@ docs/dashboard.md, by ``python -m tests.dashboard.measure``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
+import psycopg
 import pytest
 from playwright.sync_api import expect
 
 from tests.conftest import StartService
 from tests.dashboard.browser import PATIENCE, sign_in
-from tests.dashboard.long_jobs import SERIES, alarm, long_job, recorded_job
+from tests.dashboard.long_jobs import SERIES, STEPS, alarm, long_job, recorded_job
 from tests.dashboard.page_speed import open_job, replay, watch
 from tests.dashboard.played_node import PlayedNode
 from tests.running_service import Service
@@ -60,6 +62,24 @@ def test_fifty_series_of_a_hundred_thousand_steps(
     assert opening.curve_requests == 1
     assert opening.answered < 30_000
     assert opening.longest < LONGEST_TASK
+
+    # What is zoomed to by dragging is read anew in finer buckets, for all charts.
+    loss = watched.locator(".chart").first
+    over = loss.locator(".u-over").bounding_box()
+    height = over["y"] + over["height"] / 2
+    with watched.expect_response(lambda answer: "from_step=" in answer.url) as finer:
+        watched.mouse.move(over["x"] + 0.4 * over["width"], height)
+        watched.mouse.down()
+        watched.mouse.move(over["x"] + 0.5 * over["width"], height, steps=5)
+        watched.mouse.up()
+    series = finer.value.json()["series"]
+    assert len(series) == SERIES
+    assert max(each["width"] for each in series) <= STEPS // 1000, "a tenth, in hundreds of points"
+    shown = re.search(r"Steps ([\d,]+) to ([\d,]+)", watched.locator(".controls").inner_text())
+    assert shown is not None
+    first, last = (int(step.replace(",", "")) for step in shown.groups())
+    assert (first, last) == pytest.approx((0.4 * STEPS, 0.5 * STEPS), abs=0.02 * STEPS)
+    watched.get_by_role("button", name="Show all steps").click()
 
     # Those below the window are drawn when they are scrolled to, and of all steps.
     last = watched.locator(".chart").last
@@ -152,6 +172,33 @@ def test_the_heatmap_is_read_by_pointer_and_by_keyboard(
     beside = (at[0] + box["width"], at[1] + box["height"])
     assert _middle(mark) == pytest.approx(beside, abs=1)
     node.finish(job)
+
+
+def test_ten_thousand_jobs_are_a_few_rows(service: Service, page: Any) -> None:
+    with psycopg.connect(service.stack.database_url) as connection:
+        connection.execute(
+            "INSERT INTO jobs (id, owner, name, labels, notes, priority, spec, status, need,"
+            " created_at, ended_at) SELECT 'job_many_' || n, 'local', 'many-' || n,"
+            " '{\"of\": \"many\"}', '', 0, '{}', 'cancelled', 'cpu:1:amp',"
+            " now() - n * interval '1 minute', now() FROM generate_series(1, 10000) AS n"
+        )
+    sign_in(page, service.stack.url, service.stack.api_key, "/jobs?label.of=many")
+    grid = page.get_by_role("table", name="Jobs")
+    rows = grid.get_by_role("rowgroup").get_by_role("row")
+    expect(rows.first).to_contain_text("many-1")
+    most = 0
+
+    def all_read() -> bool:
+        nonlocal most
+        grid.evaluate("(element) => element.scrollTo(0, element.scrollHeight)")
+        most = max(most, rows.count())
+        return "10,000 jobs" in page.locator(".page-actions [role=status]").inner_text()
+
+    service.until(all_read, "the list has been read to its end")
+    expect(grid.get_by_role("link", name="many-10000")).to_be_visible()
+    assert grid.get_attribute("aria-rowcount") == "10001"
+    # As many as the window has room for, and some beyond.
+    assert 10 < most < 60
 
 
 def _middle(part: Any) -> tuple[float, float]:
