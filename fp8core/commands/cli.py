@@ -91,7 +91,7 @@ def _run(parsed: argparse.Namespace) -> int:
         return run_convert(spec_file, parsed.job_folder, parsed.upload_folder, device=parsed.device)
     from fp8core.commands.plan import run_plan
 
-    return run_plan(spec_file, parsed.job_folder, as_json=parsed.json)
+    return run_plan(spec_file, parsed.job_folder, as_json=parsed.json, card=parsed.card)
 
 
 def _train(parsed: argparse.Namespace) -> int:
@@ -163,6 +163,9 @@ def _parser() -> argparse.ArgumentParser:
         help="parameters, memory and FLOPs, without loading weights",
     )
     plan.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    plan.add_argument(
+        "--card", help="the name of the GPU it would run on; default: this machine's, if any"
+    )
     validate = commands.add_parser(
         "validate", parents=[with_spec], help="check a spec; print ok or every problem"
     )

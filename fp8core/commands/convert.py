@@ -8,11 +8,11 @@ from pathlib import Path
 from fp8core import engines
 from fp8core.commands.quiet import quieten_libraries
 from fp8core.commands.spec_file import SpecFile
-from fp8core.conversion import convert
+from fp8core.conversion import convert, small_gemm_rule
 from fp8core.data import load_tokenizer, open_corpus
 from fp8core.models import load, locate
 from fp8core.spec import ExitCode
-from fp8core.training.device import choose_device
+from fp8core.training.device import card_of, choose_device
 from fp8core.training.precision import dtype_of
 
 __all__ = ["run_convert"]
@@ -56,6 +56,7 @@ def run_convert(
         class_labels=labels if corpus is None else corpus.class_labels,
         source=source,
     )
-    report = convert(loaded.model, engine, spec.conversion)
+    rule = small_gemm_rule(spec, card_of(engine.device))
+    report = convert(loaded.model, engine, spec.conversion, small_gemms=rule)
     print(json.dumps(report.to_json(), indent=2))
     return int(ExitCode.OK)

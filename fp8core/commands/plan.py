@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -17,14 +18,24 @@ from fp8core.spec import ExitCode
 __all__ = ["run_plan"]
 
 
-def run_plan(spec_file: SpecFile, job_folder: Path | None = None, *, as_json: bool) -> int:
-    """Prints parameters, conversion, memory and FLOPs; no weights are loaded."""
+def run_plan(
+    spec_file: SpecFile,
+    job_folder: Path | None = None,
+    *,
+    as_json: bool,
+    card: str | None = None,
+) -> int:
+    """Prints parameters, conversion, memory and FLOPs; no weights are loaded.
+
+    ``card``: the name of the GPU that the job would run on; None: this machine's, if it has one.
+    """
     quieten_libraries()
     found = plan(
         spec_file.spec,
         roots=spec_file.roots,
         root_for_relative=spec_file.base,
         job_folder=job_folder,
+        card=card or (torch.cuda.get_device_name() if torch.cuda.is_available() else None),
     )
     if as_json:
         print(json.dumps(found.to_json(), indent=2))
@@ -33,6 +44,7 @@ def run_plan(spec_file: SpecFile, job_folder: Path | None = None, *, as_json: bo
     console.print(_table("Parameters", _named(found.parameters, "{:,}".format)))
     console.print(_table("Layers", _layers(found)))
     console.print(_table("Decoder blocks", _blocks(found)))
+    console.print(_table("FP8 beside bf16", _speeds(found)))
     console.print(_table("Memory on one device", _named(found.memory, _size)))
     console.print(_table("Checkpoint", {"on disk, and on the host": _size(found.checkpoint_bytes)}))
     flops = found.flops
@@ -60,6 +72,14 @@ def _blocks(found: Plan) -> dict[str, str]:
     because = fusion["not_because"]
     if isinstance(because, dict):
         shown.update({f"not: {reason}": str(count) for reason, count in because.items()})
+    return shown
+
+
+def _speeds(found: Plan) -> dict[str, str]:
+    """What was measured of layers of these sizes, and of models of about this size."""
+    shown = {"layers": str(found.small_gemm["says"])}
+    for number, quoted in enumerate(found.measured):
+        shown["model" if not number else f"model, {number + 1}"] = str(quoted["says"])
     return shown
 
 

@@ -5,6 +5,7 @@ from fp8core.conversion.decide import Decision, Refusals, decide
 from fp8core.conversion.key_map import Join, KeyMap, Piece
 from fp8core.conversion.report import ConversionReport, ConversionRow, count_rows
 from fp8core.conversion.restore import restore, restore_layers
+from fp8core.conversion.small_gemm import SmallGemmRule, SmallGemms, small_gemm_rule
 
 __all__ = [
     "ConversionReport",
@@ -14,9 +15,12 @@ __all__ = [
     "KeyMap",
     "Piece",
     "Refusals",
+    "SmallGemmRule",
+    "SmallGemms",
     "convert",
     "count_rows",
     "decide",
     "restore",
     "restore_layers",
+    "small_gemm_rule",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -14,6 +14,7 @@ from fp8core.conversion.find import Layer, as_linear, is_conv1d, is_meta
 from fp8core.conversion.replace import put_in_place, take_over
 from fp8core.conversion.report import ConversionReport, ConversionRow
 from fp8core.conversion.restore import restore
+from fp8core.conversion.small_gemm import SmallGemmRule, keep_small_gemms
 from fp8core.conversion.weight_views import see_part, see_transposed
 from fp8core.engines.protocol import Engine
 from fp8core.spec import Conversion
@@ -30,6 +31,7 @@ def convert(
     conversion: Conversion,
     *,
     apart: Mapping[str, str] = MappingProxyType({}),
+    small_gemms: SmallGemmRule | str | Mapping[str, str] | None = None,
 ) -> ConversionReport:
     """Replace what ``engine`` can take and ``conversion`` asks for; say what became of the rest.
 
@@ -38,6 +40,7 @@ def convert(
     modules stay too. ``report.model`` is the converted model (another object than ``model`` only
     where ``model`` itself is a layer). Decoder blocks are fused where the engine can and
     ``conversion.fuse`` lets it; ``apart``: layers that are not to be part of that, each with why.
+    ``small_gemms``: by what layers stay in bf16 that FP8 would slow down (`keep_small_gemms`).
 
     Raises ``SpecRefused`` for a pattern that matches nothing and ValueError for a model on the
     meta device. If the engine fails on a layer, the layers before it are restored.
@@ -47,7 +50,13 @@ def convert(
     report = ConversionReport(model=model, rows=[])
     try:
         decisions = decide(model, engine, conversion)
-        report.fusion = _fuse(model, engine, conversion, decisions, apart)
+        fused = _fuses(engine, conversion)
+        if small_gemms is not None:
+            report.small_gemms = keep_small_gemms(
+                model, decisions, small_gemms, fused=fused, apart=apart
+            )
+        if fused:
+            report.fusion = _fuse(model, engine, decisions, apart)
         for decision in decisions:
             report.rows.append(_apply(report, decision, engine))
     except BaseException:
@@ -56,19 +65,19 @@ def convert(
     return report
 
 
-def _fuse(
-    model: nn.Module,
-    engine: Engine,
-    conversion: Conversion,
-    decisions: list[Decision],
-    apart: Mapping[str, str],
-) -> ModelFusion | None:
-    from fp8core.fusion import FusingEngine, fuse  # it describes norms as this package does
+def _fuses(engine: Engine, conversion: Conversion) -> bool:
+    from fp8core.fusion import FusingEngine  # it describes norms as this package does
 
     if conversion.fuse == "none" or not isinstance(engine, FusingEngine):
-        return None
-    if engine.fusion_refusal() is not None:
-        return None
+        return False
+    return engine.fusion_refusal() is None
+
+
+def _fuse(
+    model: nn.Module, engine: Any, decisions: list[Decision], apart: Mapping[str, str]
+) -> ModelFusion:
+    from fp8core.fusion import fuse
+
     kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
     return fuse(model, engine.block_parts(), {**apart, **kept})
 

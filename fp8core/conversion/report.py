@@ -11,6 +11,7 @@ from torch import nn
 from fp8core.conversion.key_map import KeyMap
 
 if TYPE_CHECKING:
+    from fp8core.conversion.small_gemm import SmallGemms
     from fp8core.fusion.fuse import ModelFusion
 
 __all__ = ["ConversionReport", "ConversionRow", "Replacement", "count_rows"]
@@ -72,6 +73,8 @@ class ConversionReport:
     replacements: list[Replacement] = field(default_factory=list)
     fusion: ModelFusion | None = None
     """The fused blocks; None where none was looked for."""
+    small_gemms: SmallGemms | None = None
+    """What the small-GEMM rule came to; None where none was asked for."""
     others: list[ConversionRow] = field(default_factory=list)
     """What else of the model was to be exchanged: how all of it attends."""
 

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8core.conversion import Decision, count_rows, decide
+from fp8core.conversion import Decision, count_rows, decide, small_gemm_rule
 from fp8core.conversion.report import ConversionRow
 from fp8core.conversion.shape_rules import shape_rules
+from fp8core.conversion.small_gemm import keep_small_gemms
 from fp8core.errors import SpecRefused
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.models.architecture import (
@@ -23,8 +24,9 @@ from fp8core.models.architecture import (
     cannot_be_built,
 )
 from fp8core.models.flops import StepFlops, step_flops
+from fp8core.models.measured_speed import measured_speeds
 from fp8core.models.memory import estimate_memory, linear_widths
-from fp8core.models.planned_fusion import planned_fusion
+from fp8core.models.planned_fusion import fusion_refusal, planned_fusion
 from fp8core.models.source import ModelSource, locate
 from fp8core.spec import BytesTokenizer, JobSpec, TrainTokenizer
 
@@ -50,6 +52,10 @@ class Plan:
     """Bytes by the rows of ``training.precision``, and the peak, ``total``: `MemoryEstimate`."""
     memory_moments: dict[str, int]
     """Bytes at each moment of a step that may be the peak."""
+    small_gemm: dict[str, object]
+    """What the small-GEMM rule would come to: `SmallGemms.to_json`."""
+    measured: list[dict[str, object]]
+    """How fast models of about this size were in FP8, over bf16: `measured_speeds`."""
     fusion: dict[str, object]
     """How many decoder blocks would be fused, and why not the others: `PlannedFusion.to_json`."""
     checkpoint_bytes: int
@@ -68,11 +74,13 @@ def plan(
     root_for_relative: StrPath | None = None,
     job_folder: StrPath | None = None,
     tokenizer: TokenizerFacts | None = None,
+    card: str | None = None,
 ) -> Plan:
     """The sizes of the job ``spec``.
 
     Only the model's configuration is read. ``tokenizer`` is needed for a configuration without a
     ``vocab_size``, unless the spec's tokenizer is ``bytes`` or ``train``, whose sizes are known.
+    ``card``: the name of the GPU that it would run on, by which figures measured there are found.
 
     Raises what ``locate`` and ``architecture`` raise, and ``SpecRefused`` for a conversion pattern
     that matches nothing.
@@ -89,6 +97,15 @@ def plan(
     config, model_class = architecture(spec, source, tokenizer=tokenizer)
     model = _on_meta(source, model_class, config, spec)
     decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
+    adapted = [] if spec.adapter is None else adapter_targets(model, spec.adapter)
+    apart = {layer.name: "an adapter goes beside it" for layer in adapted}
+    small_gemms = keep_small_gemms(
+        model,
+        decisions,
+        small_gemm_rule(spec, None if spec.resources.device == "cpu" else card),
+        fused=fusion_refusal(spec) is None,
+        apart=apart,
+    )
     training = spec.training
     tokens = training.batch_size * training.sequence_length
     flops = step_flops(
@@ -100,13 +117,12 @@ def plan(
         sequence_length=training.sequence_length,
         override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
     )
-    adapted = [] if spec.adapter is None else adapter_targets(model, spec.adapter)
-    apart = {layer.name: "an adapter goes beside it" for layer in adapted}
     fusion = planned_fusion(model, decisions, spec, apart)
     parameters = _parameters(model)
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
+    measured = measured_speeds(spec, parameters["total"], fusion, card)
     # Last: the model is of no use after it.
     estimate = estimate_memory(
         model,
@@ -123,6 +139,8 @@ def plan(
         conversion=_conversion(decisions),
         memory=memory,
         memory_moments=estimate.moments,
+        small_gemm=small_gemms.to_json(),
+        measured=measured,
         fusion=fusion.to_json(),
         checkpoint_bytes=saved + memory["master_weights"] + memory["optimizer_states"],
         flops=flops,

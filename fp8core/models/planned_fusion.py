@@ -21,7 +21,14 @@ from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
 from fp8core.spec import JobSpec
 
-__all__ = ["NOTHING_FUSED", "PlannedBlock", "PlannedFusion", "fused_forward", "planned_fusion"]
+__all__ = [
+    "NOTHING_FUSED",
+    "PlannedBlock",
+    "PlannedFusion",
+    "fused_forward",
+    "fusion_refusal",
+    "planned_fusion",
+]
 
 # Up to which position `fuse` compares rotary angles.
 _LENGTH = 4096
@@ -76,7 +83,7 @@ def planned_fusion(
     """``decisions``: of the layers' conversion, not yet done; ``apart``: layers that must stay
     layers of their own, each with why."""
     candidates = list(find_blocks(model))
-    refusal = _refusal(spec)
+    refusal = fusion_refusal(spec)
     if refusal is not None or not candidates:
         none = "the model has no blocks of attention and an MLP"
         return PlannedFusion((), len(candidates), (refusal or none,))
@@ -96,7 +103,8 @@ def planned_fusion(
     return PlannedFusion(tuple(blocks), len(candidates), tuple(reasons))
 
 
-def _refusal(spec: JobSpec) -> str | None:
+def fusion_refusal(spec: JobSpec) -> str | None:
+    """Why no block of any model would be fused under ``spec``, or None."""
     if spec.conversion.fuse == "none":
         return "conversion.fuse is none"
     if spec.recipe.engine != "te":

@@ -62,6 +62,13 @@ class Conversion(Part):
             "and a block's fused form gives the same numbers. `none`: layer by layer."
         ),
     )
+    small_gemm: Literal["auto", "off"] = Field(
+        default="auto",
+        description=(
+            "`auto`: layers that FP8 would slow down at these sizes stay in bf16, on a GPU where "
+            "that was measured (te). `off`: they are converted all the same."
+        ),
+    )
 
 
 class LoraAdapter(Part, title="LoRA"):

@@ -35,6 +35,7 @@ _TITLES = {
     "fp8_format": "FP8 format",
     "fp8_every_steps": "FP8 health every steps",
     "rms_norm": "RMSNorm",
+    "small_gemm": "Small GEMMs",
     "layer_norm": "LayerNorm",
     "max_grad_norm": "Maximum gradient norm",
     "amax_history_len": "Amax history length",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from fp8core.conversion import ConversionReport, convert
+from fp8core.conversion import ConversionReport, convert, small_gemm_rule
 from fp8core.conversion.report import ConversionRow
 from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.durable import write_json
@@ -21,6 +22,7 @@ from fp8core.spec.job import JobSpec
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from fp8core.training.device import card_of
 from fp8core.training.learner import Learner
 from fp8core.training.optimizer import AdamW, decays
 from fp8core.training.precision import dtype_of, set_gradient_dtype
@@ -50,14 +52,25 @@ def assemble(
     *,
     class_count: int = 0,
     world: World = SOLO,
+    small_gemms: Mapping[str, str] | None = None,
 ) -> Assembled:
     """Makes the loaded model ready for its first step. Raises ``SpecRefused``.
 
     Called alike on all ranks of ``world``; afterwards each draws random numbers of its own.
+    ``small_gemms``: the layers that the job kept in bf16 for their size when it began, each with
+    why; None: by what was measured on this GPU.
     """
     targets = adapter_targets(loaded.model, spec.adapter) if spec.adapter is not None else []
     apart = {layer.name: "an adapter goes beside it" for layer in targets}
-    conversion = convert(loaded.model, engine, spec.conversion, apart=apart)
+    conversion = convert(
+        loaded.model,
+        engine,
+        spec.conversion,
+        apart=apart,
+        small_gemms=small_gemm_rule(spec, card_of(engine.device))
+        if small_gemms is None
+        else small_gemms,
+    )
     model = conversion.model
     adapter = None
     if spec.adapter is not None:
@@ -66,7 +79,7 @@ def assemble(
         adapter = attach(spec, model, targets)
     set_gradient_dtype(model, dtype_of(spec.training.precision.gradients))
     if spec.training.gradient_checkpointing:
-        enable_gradient_checkpointing(model, engine)
+        enable_gradient_checkpointing(model, engine, spec.training.recomputed_blocks)
     if world.several:
         engine.share_amaxes(world)
     engine.prepare(model)

@@ -11,7 +11,7 @@ from fp8core.errors import EngineUnsupported, SpecRefused
 from fp8core.spec.job import JobSpec
 from fp8core.training.ranks.place import RankPlace
 
-__all__ = ["check_ranks", "choose_device", "describe_device", "ranks_pointer"]
+__all__ = ["card_of", "check_ranks", "choose_device", "describe_device", "ranks_pointer"]
 
 
 def choose_device(spec: JobSpec, override: str = "auto", rank: int = 0) -> torch.device:
@@ -89,6 +89,11 @@ def describe_device(device: torch.device) -> dict[str, str | int]:
         properties = torch.cuda.get_device_properties(device)
         return {"type": "cuda", "name": properties.name, "memory_bytes": properties.total_memory}
     return {"type": "cpu", "name": _processor(), "threads": torch.get_num_threads()}
+
+
+def card_of(device: torch.device) -> str | None:
+    """The GPU's name, by which figures measured on it are found; None on a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def _processor() -> str:

@@ -38,6 +38,9 @@ class Position:
     skipped_in_a_row: int = 0
     fallback: dict[str, str] = field(default_factory=dict)
     """Converted layers that were put back into high precision, by name, and why."""
+    small_gemms: dict[str, str] | None = None
+    """Layers that the small-GEMM rule kept in bf16 when the job began, by name, and why. They stay
+    there wherever the job goes on: the engine's state is that of the others."""
     parity: dict[str, Any] | None = None
     """Losses of the reference and of this run; see ``fp8core.training.parity``."""
 

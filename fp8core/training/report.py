@@ -56,6 +56,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
     evaluated = position.last_evaluation.get("eval/loss")
     parameters = list(facts.model.parameters())
     seconds = position.seconds
+    small = facts.conversion.small_gemms
     return {
         "format": FORMAT,
         "reason": facts.reason.value,
@@ -89,7 +90,10 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
             "fresh_weights": list(facts.fresh_weights),
         },
         "adapter": None if spec.adapter is None else spec.adapter.model_dump(mode="json"),
-        "conversion": count_rows(facts.conversion.rows),
+        "conversion": {
+            **count_rows(facts.conversion.rows),
+            "small_gemm": None if small is None else small.to_json(),
+        },
         "divergence": {
             "on_divergence": spec.training.on_divergence.action,
             "skipped_steps": position.skipped,

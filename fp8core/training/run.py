@@ -31,7 +31,7 @@ from fp8core.training.precision import dtype_of
 from fp8core.training.ranks.place import RankPlace
 from fp8core.training.ranks.world import SOLO, join
 from fp8core.training.report import RunFacts, make_report
-from fp8core.training.state import model_tensors, restore
+from fp8core.training.state import kept_small_gemms, model_tensors, restore
 from fp8core.training.stopping import StopRequest, StopRequested
 from fp8core.training.trial import try_out
 from fp8core.training.workdir import Workdir
@@ -149,8 +149,16 @@ class Run:
             try_out(built.loaded, spec, engine.compute_dtype)
         telemetry.phase("converting")
         classes = len(built.data.class_labels or ())
-        assembled = assemble(spec, engine, built.loaded, class_count=classes, world=world)
-        position = Position()
+        assembled = assemble(
+            spec,
+            engine,
+            built.loaded,
+            class_count=classes,
+            world=world,
+            small_gemms=None if checkpoint is None else kept_small_gemms(checkpoint),
+        )
+        small = assembled.conversion.small_gemms
+        position = Position(small_gemms=None if small is None else small.kept)
         if reference is not None:
             position.parity = {"reference": reference, "own": [], "beyond_since": None}
         if checkpoint is not None:

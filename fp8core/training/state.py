@@ -20,7 +20,14 @@ from fp8core.training.ranks.world import SOLO, World
 if TYPE_CHECKING:
     from fp8core.training.adapter import Adapter
 
-__all__ = ["ResumableData", "capture_state", "capture_tensors", "model_tensors", "restore"]
+__all__ = [
+    "ResumableData",
+    "capture_state",
+    "capture_tensors",
+    "kept_small_gemms",
+    "model_tensors",
+    "restore",
+]
 
 
 class ResumableData(Protocol):
@@ -71,6 +78,16 @@ def capture_state(
         **({"other_ranks": others} if others else {}),
         **({"base": adapter.base} if adapter else {}),
     }
+
+
+def kept_small_gemms(checkpoint: LoadedCheckpoint) -> dict[str, str]:
+    """The layers that the job kept in bf16 for their size when it began, each with why.
+
+    None of a checkpoint that says nothing of them.
+    """
+    position = checkpoint.state.get("position")
+    found = position.get("small_gemms") if isinstance(position, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableData) -> Position:

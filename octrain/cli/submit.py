@@ -145,6 +145,8 @@ def _print_report(report: ValidationReport) -> None:
             if isinstance(value, int | float) and not isinstance(value, bool):
                 shown = size(int(value)) if name.endswith("bytes") else number(value)
                 console.print(f"  {escape(name.replace('_', ' '))}: {shown}", highlight=False)
+        for quoted in report.plan.get("measured") or ():
+            console.print(f"  {escape(quoted['says'])}", highlight=False)
     elif report.plan_status:
         detail = f": {report.plan_detail}" if report.plan_detail else ""
         console.print(f"no plan ({escape(report.plan_status + detail)})", highlight=False)

@@ -59,6 +59,12 @@ def of_plan(
             message=f"only {plan['flops']['fp8_share']:.0%} of the GEMMs' work is in FP8",
             pointer="/conversion",
         )
+    small = plan.get("small_gemm") or {}
+    if small.get("kept"):
+        yield Warning(code="small_gemm", message=small["says"], pointer="/conversion/small_gemm")
+    slower = [quoted["says"] for quoted in plan.get("measured") or () if quoted["speed_up"] < 1]
+    if slower and conversion["converted"]:
+        yield Warning(code="slower_in_fp8", message="; ".join(slower), pointer="/recipe")
     fusion = plan.get("fusion")
     if fusion and spec["conversion"]["fuse"] == "auto" and spec["recipe"]["engine"] == "te":
         whole, blocks = fusion["fused"], fusion["blocks"]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable, PlanQuestion
+from octrain_worker.capabilities import find_gpus
 from octrain_worker.roots import allowed_roots
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.environment import trainer_environment
@@ -37,6 +38,7 @@ class Planner:
         self._settings = settings
         self._node_id = node_id
         self._stopping = stopping
+        self._card = next((gpu.name for gpu in find_gpus()), None)
         # Waiting for a question holds its connection: nothing else of the node may wait behind it.
         self._client = ApiClient(
             settings.api.api_url,
@@ -77,6 +79,9 @@ class Planner:
             # Without a root the planner would read any path of this machine.
             for root in roots or [folder]:
                 command += ["--root", root]
+            # The planner's process sees no GPU; figures measured on one are found by its name.
+            if self._card is not None:
+                command += ["--card", self._card]
             return _run(command, self._environment(), folder, self._stopping)
 
     def _environment(self) -> dict[str, str]:

@@ -1,0 +1,232 @@
+"""The small-GEMM rule: layers that FP8 would slow down on this card stay in bf16.
+
+A small GEMM saves less time in FP8 than its casts, and the host's work for them, cost. From which
+sizes on FP8 pays is measured on a card (`fp8core.measured`) and not guessed: of a card, a recipe
+or a size without figures the rule says nothing.
+
+A decoder block that will be fused is judged as a whole, all other Linears one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fp8core.conversion.decide import Decision
+from fp8core.conversion.find import as_linear, output_heads
+from fp8core.measured import LayerTimes, cards, layer_times
+from fp8core.measured.layer_times import LayerKind
+from fp8core.spec import JobSpec
+
+__all__ = ["SmallGemmRule", "SmallGemms", "keep_small_gemms", "small_gemm_rule"]
+
+_NORMS = "no Linear of the model would run in FP8, see there"
+
+
+@dataclass(frozen=True)
+class SmallGemmRule:
+    """``scaling``: the recipe's; ``tokens``: of a micro-batch, which each layer sees at once."""
+
+    times: LayerTimes
+    scaling: str
+    tokens: int
+
+
+@dataclass
+class SmallGemms:
+    """What the rule came to. ``kept``: the layers it keeps, with why; ``judged``: of how many
+    Linears; ``because``: why it judged none; ``resumed``: whether it was so when the job began."""
+
+    kept: dict[str, str] = field(default_factory=dict)
+    kept_linears: int = 0
+    judged: int = 0
+    card: str | None = None
+    tokens: int | None = None
+    because: str | None = None
+    resumed: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """``applied``, ``card``, ``tokens``, ``judged``, ``kept`` (counts of Linears), and
+        ``says``: all that in words."""
+        return {
+            "applied": self.because is None,
+            "card": self.card,
+            "tokens": self.tokens,
+            "judged": self.judged,
+            "kept": self.kept_linears,
+            "says": self.says,
+        }
+
+    @property
+    def says(self) -> str:
+        if self.resumed:
+            return f"{self.kept_linears} Linear layers stay in bf16, as they did when the job began"
+        if self.because is not None:
+            return f"the small-GEMM rule does not apply: {self.because}"
+        by = f"by times measured on {self.card} at {self.tokens} tokens"
+        if not self.judged:
+            return "the small-GEMM rule has nothing to judge: no Linear layer would be converted"
+        if not self.kept_linears:
+            return f"FP8 slows none of {self.judged} Linear layers down, {by}"
+        if self.kept_linears == self.judged:
+            return (
+                f"FP8 would gain nothing: all {self.judged} Linear layers are faster in bf16, {by},"
+                " and stay in it"
+            )
+        return (
+            f"{self.kept_linears} of {self.judged} Linear layers are faster in bf16, {by}, and "
+            "stay in it"
+        )
+
+
+def small_gemm_rule(spec: JobSpec, card: str | None) -> SmallGemmRule | str:
+    """The rule for ``spec`` on the GPU of this name, or why it does not apply.
+
+    ``card``: None where the job does not run on a GPU, or it is not known on which.
+    """
+    recipe, training = spec.recipe, spec.training
+    if spec.conversion.small_gemm == "off":
+        return "conversion.small_gemm is off"
+    if recipe.engine != "te":
+        return f"times were measured of the engine te, and this is {recipe.engine}"
+    if any(getattr(recipe, "override_linear_precision", ())):
+        return "no times were measured with override_linear_precision"
+    if getattr(recipe, "backward_override", None) is not None:
+        return "no times were measured with backward_override"
+    if spec.adapter is not None:
+        return "times were measured of layers that train, and adapters go beside frozen ones"
+    if card is None:
+        return "it is not known on which GPU the job runs"
+    times = layer_times(card)
+    if times is None:
+        known = ", ".join(cards("layers")) or "none"
+        return f"no times were measured on {card} (cards with times: {known})"
+    if recipe.scaling not in times.columns:
+        return f"no times of {recipe.scaling} scaling were measured on {card}"
+    return SmallGemmRule(times, recipe.scaling, training.batch_size * training.sequence_length)
+
+
+def keep_small_gemms(
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    rule: SmallGemmRule | str | Mapping[str, str],
+    *,
+    fused: bool,
+    apart: Mapping[str, str],
+) -> SmallGemms:
+    """Gives those of ``decisions`` a reason that the rule keeps.
+
+    ``rule``: a str is why there is none; a mapping has the layers that it kept when the job began,
+    and those are kept again. ``fused``: whether blocks will be fused, but for the layers ``apart``.
+    """
+    if isinstance(rule, str):
+        return SmallGemms(because=rule)
+    wanted = [d for d in decisions if d.reason is None]
+    if isinstance(rule, Mapping):
+        found = SmallGemms(dict(rule), resumed=True)
+    else:
+        found = _judge(model, wanted, rule, apart if fused else None)
+    for decision in wanted:
+        reason = found.kept.get(decision.layer.name)
+        if reason is not None:
+            decision.reason, decision.norm = reason, None
+            found.kept_linears += decision.layer.kind != "norm"
+    return found
+
+
+def _judge(
+    model: nn.Module,
+    wanted: Sequence[Decision],
+    rule: SmallGemmRule,
+    apart: Mapping[str, str] | None,
+) -> SmallGemms:
+    heads = output_heads(model)
+    # Whoever wants the head in FP8 has said so, and it is larger than anything measured.
+    linears = {
+        d.layer.name: d
+        for d in wanted
+        if d.layer.kind != "norm" and id(d.layer.module) not in heads
+    }
+    times = rule.times
+    found = SmallGemms(
+        card=times.card, tokens=times.measured_tokens(rule.tokens), judged=len(linears)
+    )
+    blocks = [] if apart is None else _fused_blocks(model, wanted, apart)
+    alone = dict(linears)
+    for layers, gemms in blocks:
+        reason = _slower(gemms, rule, "its block takes")
+        for name in layers:
+            alone.pop(name, None)
+            if reason is not None:
+                found.kept[name] = reason
+    for name, decision in alone.items():
+        linear = as_linear(decision.layer)
+        gemm: _Gemm = ("linear", linear.in_features, linear.out_features)
+        reason = _slower([gemm], rule, "it takes")
+        if reason is not None:
+            found.kept[name] = reason
+    if linears and linears.keys() <= found.kept.keys() and not _converts_a_head(wanted, heads):
+        norms = [d.layer.name for d in wanted if d.layer.kind == "norm"]
+        found.kept |= {name: _NORMS for name in norms if name not in found.kept}
+    return found
+
+
+_Gemm = tuple[LayerKind, int, int]
+
+
+def _slower(gemms: Sequence[_Gemm], rule: SmallGemmRule, what: str) -> str | None:
+    """Why FP8 would be slower; None where it is not, or where nothing is known of the sizes."""
+    sums = []
+    for column in (rule.scaling, "bf16"):
+        times = [
+            rule.times.microseconds(kind, column, rule.tokens, width, out)
+            for kind, width, out in gemms
+        ]
+        if any(time is None for time in times):
+            return None
+        sums.append(sum(time for time in times if time is not None) / 1000)
+    fp8, bf16 = sums
+    if fp8 <= bf16:
+        return None
+    return (
+        f"{what} {fp8:.2f} ms in FP8 and {bf16:.2f} ms in bf16, by times measured on "
+        f"{rule.times.card} at {rule.times.measured_tokens(rule.tokens)} tokens; "
+        "conversion.small_gemm is auto"
+    )
+
+
+def _fused_blocks(
+    model: nn.Module, wanted: Sequence[Decision], apart: Mapping[str, str]
+) -> list[tuple[list[str], list[_Gemm]]]:
+    """The layers and GEMMs of each block of which something would be fused."""
+    from fp8core.fusion.recognise import describe_block, find_blocks  # it imports this package
+
+    converted = {d.layer.name for d in wanted}
+    found = []
+    for name, block in find_blocks(model):
+        halves = describe_block(name, block, getattr(model, "config", None))
+        layers: list[str] = []
+        gemms: list[_Gemm] = []
+        attention, mlp = halves.attention, halves.mlp
+        for half in (attention, mlp):
+            if half is None or any(n in apart or n not in converted for n in half.layers):
+                continue
+            layers += half.layers
+            if half is attention:
+                outs = sum(part.module.out_features for part in (half.q, half.k, half.v))
+                gemms.append(("norm_linear", half.q.module.in_features, outs))
+                output = half.o.module
+                gemms.append(("linear", output.in_features, output.out_features))
+            elif mlp is not None:
+                gate = mlp.gate.module
+                gemms.append(("norm_mlp", gate.in_features, gate.out_features))
+        if layers:
+            found.append((layers, gemms))
+    return found
+
+
+def _converts_a_head(wanted: Sequence[Decision], heads: Mapping[int, str]) -> bool:
+    return any(id(d.layer.module) in heads for d in wanted)

@@ -1,0 +1,70 @@
+"""How much faster whole models train in FP8 than in bf16 on a card, by size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fp8core.measured.tables import find_table
+
+__all__ = ["ModelSpeeds", "model_speeds", "nearest_model"]
+
+_BF16_ROWS = ("octrain_bf16", "bf16")
+
+
+@dataclass(frozen=True)
+class ModelSpeeds:
+    """One measured size. Tokens a second by row of `benchmarks/train_peers.py`.
+
+    ``tokens``: of one step; ``precision``: of the weights.
+    """
+
+    card: str
+    size: str
+    parameters: int
+    tokens: int
+    precision: str
+    date: str
+    tokens_per_second: Mapping[str, float]
+
+    @property
+    def bf16(self) -> float:
+        """The fastest way in bf16."""
+        speeds = self.tokens_per_second
+        return max(speeds[row] for row in _BF16_ROWS if row in speeds)
+
+
+def model_speeds(card: str) -> list[ModelSpeeds]:
+    """The sizes measured on ``card`` in FP8 and in bf16, the smallest first; none: not measured."""
+    table = find_table("models", card)
+    if table is None:
+        return []
+    groups: dict[tuple[int, str], list[dict[str, Any]]] = {}
+    for row in table["rows"]:
+        groups.setdefault((row["parameters"], row["precision"]), []).append(row)
+    found = []
+    for (parameters, precision), rows in sorted(groups.items()):
+        speeds = {row["row"]: float(row["tokens_per_second"]) for row in rows}
+        if any(row in speeds for row in _BF16_ROWS) and len(speeds.keys() - set(_BF16_ROWS)):
+            found.append(
+                ModelSpeeds(
+                    card=table["card"],
+                    size=rows[0]["size"],
+                    parameters=parameters,
+                    tokens=table["tokens"],
+                    precision=precision,
+                    date=max(row["date"] for row in rows),
+                    tokens_per_second=speeds,
+                )
+            )
+    return found
+
+
+def nearest_model(card: str, parameters: int) -> ModelSpeeds | None:
+    """The measured size whose number of parameters is nearest by ratio."""
+    found = model_speeds(card)
+    if not found or parameters < 1:
+        return None
+    return min(found, key=lambda speeds: abs(math.log(speeds.parameters / parameters)))

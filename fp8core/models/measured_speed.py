@@ -1,0 +1,70 @@
+"""What was measured of models of about this size: FP8 beside bf16, for a plan to quote."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8core.measured import ModelSpeeds, cards, nearest_model
+from fp8core.models.planned_fusion import PlannedFusion
+from fp8core.spec import JobSpec
+
+__all__ = ["measured_speeds"]
+
+_WORDS = {
+    "fused_head": "blocks fused and the head in FP8",
+    "fused": "blocks fused",
+    "plain": "layer by layer",
+}
+
+
+def measured_speeds(
+    spec: JobSpec, parameters: int, fusion: PlannedFusion, card: str | None
+) -> list[dict[str, Any]]:
+    """For each card with figures (for ``card`` alone, where it has some): the measured size that
+    is nearest, and how fast it trained in FP8, computed as ``spec`` would be, over bf16.
+
+    Keys: ``card``, ``size``, ``parameters``, ``tokens`` (of a step), ``precision`` (of the
+    weights), ``date``, ``row``, ``speed_up``, ``tokens_per_second`` by row, and ``says``: the same
+    in words. Empty for engines that were not measured, and where the base of adapters is frozen.
+    """
+    if spec.recipe.engine != "te" or spec.adapter is not None:
+        return []
+    known = cards("models")
+    found = []
+    for name in [card] if card is not None and card in known else known:
+        speeds = nearest_model(name, parameters)
+        row = None if speeds is None else _row(speeds, spec, fusion)
+        if speeds is not None and row is not None:
+            found.append(_quoted(speeds, row))
+    return found
+
+
+def _row(speeds: ModelSpeeds, spec: JobSpec, fusion: PlannedFusion) -> str | None:
+    """The measured way that is most like what ``spec`` would do; None where there is none."""
+    if not fusion.blocks:
+        likes = ["plain"]
+    elif spec.conversion.output_head:
+        likes = ["fused_head", "fused"]
+    else:
+        likes = ["fused", "fused_head"]
+    return next((row for row in likes if row in speeds.tokens_per_second), None)
+
+
+def _quoted(speeds: ModelSpeeds, row: str) -> dict[str, Any]:
+    speed_up = speeds.tokens_per_second[row] / speeds.bf16
+    return {
+        "card": speeds.card,
+        "size": speeds.size,
+        "parameters": speeds.parameters,
+        "tokens": speeds.tokens,
+        "precision": speeds.precision,
+        "date": speeds.date,
+        "row": row,
+        "speed_up": round(speed_up, 3),
+        "tokens_per_second": dict(speeds.tokens_per_second),
+        "says": (
+            f"measured on {speeds.card}: a model of {speeds.parameters / 1e9:.2g} billion "
+            f"parameters trained {speed_up:.2f} times as fast in FP8 ({_WORDS[row]}) as the faster "
+            f"of two ways in bf16, {speeds.tokens:,} tokens a step, {speeds.precision} weights"
+        ),
+    }
