@@ -1,6 +1,6 @@
 """Does Octrain's te engine train like Transformer Engine itself? Losses of one model, four ways.
 
-    python benchmarks/te_parity.py OUT [--steps 300]
+    python benchmarks/te_parity.py OUT [--steps 300] [--plot]
 
 A Llama of about 100 million parameters learns Python's standard library (real text, bytes as
 tokens) from one set of initial weights and one order of batches:
@@ -11,9 +11,9 @@ tokens) from one set of initial weights and one order of batches:
     accelerate  Accelerate with ``TERecipeKwargs``
     bf16      the hand-written loop without FP8
 
-Needs a GPU with FP8, Transformer Engine and accelerate. Writes ``losses.csv`` and
-``te_parity.png`` to OUT and prints a table: losses, and the gap to ``te``, largest and mean, of
-losses smoothed over 20 steps.
+Needs a GPU with FP8, Transformer Engine and accelerate. Writes ``losses.csv`` to OUT after each run
+and prints a table: losses, and the gap to ``te``, largest and mean, of losses smoothed over 20
+steps. ``--plot`` draws ``te_parity.png`` from the losses in OUT, and trains nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -210,26 +211,33 @@ def smoothed(losses: list[float], window: int = 20) -> torch.Tensor:
     return values.unfold(0, window, 1).mean(-1)
 
 
-def report(runs: dict[str, list[float]], seconds: dict[str, float], folder: Path) -> None:
-    steps = len(runs["te"])
+def write(runs: dict[str, list[float]], folder: Path) -> None:
     with (folder / "losses.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *runs])
-        for step in range(steps):
-            writer.writerow([step + 1, *(f"{losses[step]:.6f}" for losses in runs.values())])
+        for step, losses in enumerate(zip(*runs.values(), strict=True), start=1):
+            writer.writerow([step, *(f"{loss:.6f}" for loss in losses)])
+
+
+def read(folder: Path) -> dict[str, list[float]]:
+    with (folder / "losses.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return {name: [float(row[name]) for row in rows] for name in rows[0] if name != "step"}
+
+
+def report(runs: dict[str, list[float]]) -> None:
+    steps = len(runs["te"])
     marks = [step for step in (1, 10, 50, 100, 200, 300, 500, 1000) if step <= steps]
-    print(
-        "run         " + "".join(f"{mark:>9}" for mark in marks) + "   max gap  mean gap   seconds"
-    )
+    print("run         " + "".join(f"{mark:>9}" for mark in marks) + "   max gap  mean gap")
     reference = smoothed(runs["te"])
     for name, losses in runs.items():
         gap = (smoothed(losses) - reference).abs()
         print(
             f"{name:12}"
             + "".join(f"{losses[mark - 1]:9.4f}" for mark in marks)
-            + f"{gap.max().item():10.5f}{gap.mean().item():10.5f}{seconds[name]:10.1f}"
+            + f"{gap.max().item():10.5f}{gap.mean().item():10.5f}",
+            flush=True,
         )
-    plot(runs, folder / "te_parity.png")
 
 
 def plot(runs: dict[str, list[float]], path: Path) -> None:
@@ -258,28 +266,41 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--plot", action="store_true", help="draw what an earlier run left in OUT")
     arguments = parser.parse_args()
     folder: Path = arguments.out
+    if arguments.plot:
+        runs = read(folder)
+        report(runs)
+        plot(runs, folder / "te_parity.png")
+        return
     steps: int = arguments.steps
     folder.mkdir(parents=True, exist_ok=True)
-    prepare(folder, steps)
+    with tempfile.TemporaryDirectory() as temporary:
+        work = Path(temporary)
+        prepare(work, steps)
+        train_all(work, steps, folder)
+
+
+def train_all(work: Path, steps: int, folder: Path) -> None:
     ways: dict[str, Callable[[], list[float]]] = {
-        "octrain": lambda: octrain(folder, steps),
-        "te": lambda: hand_loop(folder, steps),
-        "te-again": lambda: hand_loop(folder, steps),
-        "te-fused": lambda: hand_loop(folder, steps, fused=True),
-        "accelerate": lambda: accelerated(folder, steps),
-        "bf16": lambda: hand_loop(folder, steps, fp8=False),
+        "octrain": lambda: octrain(work, steps),
+        "te": lambda: hand_loop(work, steps),
+        "te-again": lambda: hand_loop(work, steps),
+        "bf16": lambda: hand_loop(work, steps, fp8=False),
+        "accelerate": lambda: accelerated(work, steps),
+        "te-fused": lambda: hand_loop(work, steps, fused=True),
     }
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ROWS} x {LENGTH} tokens")
     runs: dict[str, list[float]] = {}
-    seconds: dict[str, float] = {}
     for name, way in ways.items():
         started = time.perf_counter()
         runs[name] = way()
-        seconds[name] = time.perf_counter() - started
+        print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
+        write(runs, folder)
         torch.cuda.empty_cache()
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ROWS} x {LENGTH} tokens")
-    report(runs, seconds, folder)
+    report(runs)
+    plot(runs, folder / "te_parity.png")
 
 
 if __name__ == "__main__":

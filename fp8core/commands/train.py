@@ -59,7 +59,7 @@ def run_train(
     else:
         place.register()
         code = _as_rank(job, workdir_path, stop, place)
-    if job.lost_device:
+    if job.lost_device is not None:
         _leave(code)
     return code
 
@@ -85,7 +85,8 @@ def _as_rank(job: _Job, workdir_path: Path, stop: StopRequest, place: RankPlace)
 @dataclass
 class _Job:
     """What the command line asks for. ``lost_others``: it failed because another rank was gone;
-    ``lost_device``: because of an error after which a process can do nothing more with its GPU."""
+    ``lost_device``: because of this error, after which a process can do nothing more with its GPU.
+    It is held to the end: with it go the tensors of all that it passed through, which aborts."""
 
     spec_path: Path
     roots: list[Path]
@@ -94,7 +95,7 @@ class _Job:
     upload_folder: Path | None
     debug: bool
     lost_others: bool = False
-    lost_device: bool = False
+    lost_device: Exception | None = None
 
     def run(self, workdir: Workdir, stop: StopRequest, place: RankPlace | None) -> RunResult:
         run: Run | None = None
@@ -129,7 +130,7 @@ class _Job:
             return result
         except Exception as error:
             self.lost_others = place is not None and _means_loss(error)
-            self.lost_device = _breaks_device(error)
+            self.lost_device = error if _breaks_device(error) else None
             crash_log = workdir.crash_log
             if place is not None and not place.main:
                 crash_log = workdir.crash_log_of(place.rank)
