@@ -66,6 +66,7 @@ RESOLVED: dict[str, Any] = {
         "schedule": {"name": "cosine", "warmup_steps": 0, "final_lr_ratio": 0.1},
         "max_grad_norm": 1.0,
         "gradient_checkpointing": False,
+        "recomputed_blocks": None,
         "mask_probability": 0.15,
         "precision": {
             "preset": "method", "weights": "fp32", "master_weights": "none", "gradients": "fp32",
