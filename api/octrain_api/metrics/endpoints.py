@@ -8,8 +8,6 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from octrain_api.auth import Reader
 from octrain_api.dependencies import SessionDep
-from octrain_api.jobs.access import VisibleJob
-from octrain_api.jobs.repository import JobRepository
 from octrain_api.metrics.reading import Line
 from octrain_api.metrics.render import (
     ARROW_TYPE,
@@ -21,7 +19,7 @@ from octrain_api.metrics.render import (
 )
 from octrain_api.metrics.schemas import JobsSeries, LatestPage, SeriesList
 from octrain_api.metrics.service import Ask, Form, MetricService, answer_of
-from octrain_api.problems import Problem, ProblemError, not_found
+from octrain_api.problems import Problem, ProblemError
 
 router = APIRouter(tags=["jobs"])
 
@@ -84,8 +82,9 @@ _TYPES: dict[int | str, dict[str, Any]] = {
 @router.get("/jobs/{job_id}/metrics", response_model=SeriesList, responses=_TYPES)
 async def read_metrics(
     request: Request,
-    job: VisibleJob,
+    job_id: str,
     session: SessionDep,
+    principal: Reader,
     ask: AskDep,
     since: Annotated[
         int, Query(ge=0, le=MAX_STEP, description="the `cursor` of an earlier answer")
@@ -93,20 +92,25 @@ async def read_metrics(
     wanted: FormatQuery = None,
 ) -> Response:
     """Series of the job. A step that a later attempt repeated is shown as the later one had it."""
-    lines = await MetricService(session).lines([job], {job.id: since}, ask)
+    metrics = MetricService(session)
+    job = await metrics.job(job_id, principal.visible_owner)
+    lines = await metrics.lines([job], {job.id: since}, ask)
     return await _respond(request, wanted, lines, ask, {"cursor": job.sequence})
 
 
 @router.get("/jobs/{job_id}/metrics/latest", response_model=LatestPage)
 async def read_latest_metrics(
-    job: VisibleJob,
+    job_id: str,
     session: SessionDep,
+    principal: Reader,
     name: Names = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 2000,
     cursor: Annotated[str | None, Query(max_length=4096)] = None,
 ) -> Response:
     """The metrics of the job by name, each with its newest value."""
-    items, after = await MetricService(session).latest(job, name, limit, cursor)
+    metrics = MetricService(session)
+    job = await metrics.job(job_id, principal.visible_owner)
+    items, after = await metrics.latest(job, name, limit, cursor)
     body = json_of({"items": items, "next_cursor": after})
     return Response(body, media_type="application/json")
 
@@ -125,14 +129,9 @@ async def query_metrics(
     wanted: FormatQuery = None,
 ) -> Response:
     """Series of several jobs. Their buckets are of one width, with the same edges."""
-    repository = JobRepository(session)
-    jobs = []
-    for job_id in dict.fromkeys(job):
-        found = await repository.head(job_id, principal.visible_owner)
-        if found is None:
-            raise not_found("job", job_id)
-        jobs.append(found)
-    lines = await MetricService(session).lines(jobs, _cursors(since or []), ask)
+    metrics = MetricService(session)
+    jobs = [await metrics.job(job_id, principal.visible_owner) for job_id in dict.fromkeys(job)]
+    lines = await metrics.lines(jobs, _cursors(since or []), ask)
     cursors = {found.id: found.sequence for found in jobs}
     return await _respond(request, wanted, lines, ask, {"cursors": cursors})
 

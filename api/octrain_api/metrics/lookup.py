@@ -4,17 +4,22 @@ They go to the session's own connection, in its transaction, but by the driver a
 form: bytes come as they are, and a chart's few statements cost a third.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, LiteralString, NamedTuple
 
-import psycopg
 from psycopg.rows import tuple_row
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.database import psycopg_of
+from octrain_api.direct import Connection
 from octrain_api.metrics.codec import Directory, Rows, unpack_rows
 from octrain_api.metrics.summary import STORED
 
+_JOB = """
+SELECT id, sequence FROM jobs
+WHERE id = %(job)s AND deleted_at IS NULL AND owner = coalesce(%(owner)s, owner)
+"""
 # Batches of tier 0 come whatever they hold: no fact of theirs stands elsewhere. To a reader a batch
 # is a block as any other, and its number is negative.
 _BLOCKS = """
@@ -83,6 +88,13 @@ ORDER BY asked.place
 _NO_STEP = 2**63 - 1
 
 
+class JobHead(NamedTuple):
+    """What readers of metrics need of a job: its id, and its newest number."""
+
+    id: str
+    sequence: int
+
+
 class BlockFacts(NamedTuple):
     """What is known of a block, or a batch, without its points."""
 
@@ -110,19 +122,29 @@ class Slice:
     length: int
 
 
+def _array(numbers: Iterable[int]) -> str:
+    """An array of whole numbers as Postgres spells it: the driver looks at each element thrice."""
+    return "{" + ",".join(map(str, numbers)) + "}"
+
+
 class MetricLookup:
-    """Reads what is asked of it in the session's transaction."""
+    """Reads what is asked of it in the session's transaction, for as long as that is open."""
 
     def __init__(self, session: AsyncSession) -> None:
         self._session = session
+        self._driver: Connection | None = None
 
     async def _fetch(self, query: LiteralString, **values: Any) -> list[tuple[Any, ...]]:
-        connection = await self._session.connection()
-        driver = (await connection.get_raw_connection()).driver_connection
-        assert isinstance(driver, psycopg.AsyncConnection)
-        async with driver.cursor(binary=True, row_factory=tuple_row) as cursor:
+        if self._driver is None:
+            self._driver = await psycopg_of(self._session)
+        async with self._driver.cursor(binary=True, row_factory=tuple_row) as cursor:
             await cursor.execute(query, values)
             return await cursor.fetchall()
+
+    async def job(self, job_id: str, owner: str | None) -> JobHead | None:
+        """The job, if it is there and this owner (None: any) may see it."""
+        rows = await self._fetch(_JOB, job=job_id, owner=owner)
+        return JobHead(*rows[0]) if rows else None
 
     async def blocks(
         self,
@@ -199,10 +221,10 @@ class MetricLookup:
         if wanted:
             rows = await self._fetch(
                 _SLICES,
-                places=list(range(len(wanted))),
-                ids=[one.block_id for one in wanted],
-                begins=[one.offset + 1 for one in wanted],
-                sizes=[one.length for one in wanted],
+                places=_array(range(len(wanted))),
+                ids=_array(one.block_id for one in wanted),
+                begins=_array(one.offset + 1 for one in wanted),
+                sizes=_array(one.length for one in wanted),
             )
             for place, data in rows:
                 found[place] = data
@@ -220,10 +242,10 @@ class MetricLookup:
         rows = await self._fetch(
             _BUCKETS,
             level=level,
-            places=list(range(len(block_ids))),
-            ids=list(block_ids),
-            columns=list(columns),
-            share=[int(n == 0 or block_ids[n - 1] != key) for n, key in enumerate(block_ids)],
+            places=_array(range(len(block_ids))),
+            ids=_array(block_ids),
+            columns=_array(columns),
+            share=_array(int(n == 0 or block_ids[n - 1] != key) for n, key in enumerate(block_ids)),
             bytes=STORED.itemsize,
         )
         found = {}

@@ -31,8 +31,7 @@ def points_of(line: Line, axis: Axis) -> list[tuple[Any, float]]:
         values = whole.last
     else:
         x, values = _thinned(line, axis)
-    pairs = list(zip(x.tolist(), values.tolist(), strict=True))
-    return pairs if axis == "step" else [(_known(x), value) for x, value in pairs]
+    return list(zip(x.tolist() if axis == "step" else _known(x), values.tolist(), strict=True))
 
 
 def _thinned(line: Line, axis: Axis) -> tuple[Any, Any]:
@@ -55,8 +54,12 @@ def _thinned(line: Line, axis: Axis) -> tuple[Any, Any]:
     return x.T[keep.T], values.T[keep.T]
 
 
-def _known(x: float) -> float | None:
-    return None if x != x or x < 0 else x
+def _known(values: Any) -> list[Any]:
+    """Times or tokens; null where they are unknown."""
+    known = values >= 0  # not of NaN
+    if known.all():
+        return list(values.tolist())
+    return [x if is_known else None for x, is_known in zip(values.tolist(), known, strict=True)]
 
 
 def buckets_of(line: Line) -> dict[str, Any]:
@@ -82,8 +85,8 @@ def buckets_of(line: Line) -> dict[str, Any]:
         "max_step": of_finite(s.high_at),
         "count": s.count.tolist(),
         "non_finite": s.non_finite.tolist(),
-        "time": [_known(t) for t in s.time.tolist()],
-        "tokens": [_known(t) for t in s.tokens.tolist()],
+        "time": _known(s.time),
+        "tokens": _known(s.tokens),
     }
 
 
@@ -102,8 +105,8 @@ def _table(lines: Sequence[Line], buckets: bool) -> Iterator[tuple[Line, dict[st
                 {
                     "step": line.steps.tolist(),
                     "value": s.last.tolist(),
-                    "time": [_known(t) for t in s.time.tolist()],
-                    "tokens": [_known(t) for t in s.tokens.tolist()],
+                    "time": _known(s.time),
+                    "tokens": _known(s.tokens),
                 },
             )
         else:

@@ -9,13 +9,12 @@ from typing import Any, Literal
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.metrics.catalogue import Names, SeriesFacts, read_catalogue
-from octrain_api.metrics.lookup import MetricLookup
+from octrain_api.metrics.lookup import JobHead, MetricLookup
 from octrain_api.metrics.reading import Line, MetricReader, Query, TooMuch
 from octrain_api.metrics.render import Axis, buckets_of, points_of
-from octrain_api.models import Job
 from octrain_api.numbers import encode
 from octrain_api.pagination import cursor_value
-from octrain_api.problems import Problem, ProblemError
+from octrain_api.problems import Problem, ProblemError, not_found
 
 Form = Literal["points", "buckets"]
 DEFAULT_BUCKETS = 1000
@@ -40,7 +39,14 @@ class MetricService:
     def __init__(self, session: AsyncSession) -> None:
         self._metrics = MetricLookup(session)
 
-    async def lines(self, jobs: Sequence[Job], since: dict[str, int], ask: Ask) -> list[Line]:
+    async def job(self, job_id: str, owner: str | None) -> JobHead:
+        """The job whose metrics are asked for. Problem 404 where this owner sees none such."""
+        found = await self._metrics.job(job_id, owner)
+        if found is None:
+            raise not_found("job", job_id)
+        return found
+
+    async def lines(self, jobs: Sequence[JobHead], since: dict[str, int], ask: Ask) -> list[Line]:
         """The series asked for. Problem 422 where they are too many to be given at once."""
         buckets, max_points = None, 0
         if ask.form == "buckets":
@@ -65,7 +71,7 @@ class MetricService:
             raise _invalid("/query/max_points", message, "too_many_points") from error
 
     async def latest(
-        self, job: Job, names: Sequence[str] | None, limit: int, cursor: str | None
+        self, job: JobHead, names: Sequence[str] | None, limit: int, cursor: str | None
     ) -> tuple[list[dict[str, Any]], str | None]:
         """The newest value of each metric by name, and the cursor of the next page."""
         blocks = await self._metrics.blocks([job.id], after=job.sequence)
