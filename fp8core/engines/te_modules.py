@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
+from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.te_state import gemms_of
 from fp8core.engines.weight_casts import WeightCasts
 
@@ -85,6 +86,10 @@ def _class(name: str) -> Any:
             # A weight that the model keeps transposed is seen through a view; the casts read rows.
             return [weight.contiguous() for weight in base._get_weight_tensors(self)]
 
+        def weight_quantizers(self: Any) -> list[Any]:
+            return keep_columns_only(base._get_weight_quantizers(self))
+
         members["forward"] = forward
         members["_get_weight_tensors"] = weights_as_kernels_read_them
+        members["_get_weight_quantizers"] = weight_quantizers
     return type(f"Octrain{name}", (base,), members)

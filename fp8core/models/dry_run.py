@@ -27,6 +27,7 @@ from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch, round_up
 from fp8core.fusion.documents import is_plainly_causal
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion, fused_forward
+from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import JobSpec
 
 __all__ = ["KeptBytes", "dry_run"]
@@ -273,10 +274,9 @@ class _PlannedLinear(nn.Module):
         engine = spec.recipe.engine
         override = getattr(spec.recipe, "override_linear_precision", (False, False, False))
         _, dgrad_high, wgrad_high = override
-        # Bytes an element. torchao casts anew in backward and keeps what came; Transformer Engine
-        # keeps a weight both ways round (Hopper's FP8 GEMMs need it transposed in dgrad).
+        # Bytes an element. torchao casts anew in backward and keeps what came.
         self.input_bytes = 2 if wgrad_high or engine == "torchao" else 1
-        self.weight_copies = {"te": 2, "emulated": 1}.get(engine, 0) if not dgrad_high else 0
+        self.weight_copies = 0 if dgrad_high else weight_copies(spec)
 
     def forward(self, input: Tensor) -> Tensor:
         return _Linear.apply(input.to(self._compute), self.weight, self)

@@ -16,7 +16,7 @@ made, activations are whole, and logits are there three times in fp32 (log-softm
 that of its input); when the backward pass ends, gradients are whole; and the optimizer's step.
 Where blocks are fused the cross-entropy is too: the gradient is written over the logits, and the
 first moment lasts until the output head has its own gradient. With gradient checkpointing a block
-keeps only its input, and one block at a time is whole.
+keeps only its input, and one block at a time is whole; ``recomputed_blocks`` bounds how many do.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from fp8core.conversion.find import is_conv1d, output_heads, sequence_level_laye
 from fp8core.conversion.norms import is_norm
 from fp8core.models.dry_run import dry_run
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
+from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import JobSpec
 from fp8core.training.moments import bytes_of_moments
 from fp8core.training.precision import dtype_of
@@ -39,9 +40,6 @@ from fp8core.training.precision import dtype_of
 __all__ = ["MemoryEstimate", "estimate_memory", "linear_widths"]
 
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
-# Bytes an FP8 weight's copies take while a step runs. Transformer Engine keeps a transposed one
-# too (before Blackwell); torchao casts anew for each GEMM.
-_FP8_COPIES = {"te": 2, "emulated": 1, "torchao": 0, "amp": 0}
 # log-softmax, its gradient and its input's gradient, each fp32.
 _LOSS_BYTES = 3 * 4
 # cuBLAS's own, which PyTorch allocates, and Transformer Engine's.
@@ -107,7 +105,7 @@ def estimate_memory(
     if not adapters:
         at_end += table * _BYTES[precision.weights]
     # Blocks that are recomputed have no casts waiting for their backward pass.
-    in_forward = 0 if spec.training.gradient_checkpointing else copies
+    in_forward = int(copies * (1 - kept.recomputed))
     rows["activations"] = max(0, kept.forward - in_forward) + kept.loss
     moments = {
         "gradient of the loss": at_loss,
@@ -122,11 +120,12 @@ def estimate_memory(
 @dataclass(frozen=True)
 class _Kept:
     """Bytes: at the end of the forward pass, for the gradient of the loss, by the block that is
-    last in the backward pass."""
+    last in the backward pass. ``recomputed``: the share of the blocks that are."""
 
     forward: int
     loss: int
     last_block: int
+    recomputed: float
 
 
 def _kept(
@@ -139,7 +138,8 @@ def _kept(
     fusion: PlannedFusion,
 ) -> _Kept:
     blocks = _blocks(model)
-    recomputed = spec.training.gradient_checkpointing and len(blocks) > 0
+    recomputed = _recomputed(spec, len(blocks))
+    share = recomputed / max(1, len(blocks))
     formula = _activations(model, converted, spec, tokens) + _weight_copies(model, converted, spec)
     width = _head_width(model)
     head = _head_gradient(model, converted, spec, frozen=bool(adapted)) if fusion.blocks else None
@@ -148,10 +148,18 @@ def _kept(
     # Anything may fail in foreign code on tensors without values; the formula is there for that.
     except Exception:
         loss = _loss_bytes(tokens * width, head, _compute_bytes(spec))
-        return _Kept(formula, loss, formula // max(1, len(blocks)))
+        return _Kept(formula, loss, formula // max(1, len(blocks)), share)
     last = max(run.blocks, default=0)
-    forward = run.total - sum(run.blocks) + run.block_inputs if recomputed else run.total
-    return _Kept(forward, _loss_bytes(run.logits, head, _compute_bytes(spec)), last)
+    forward = run.total - sum(run.blocks[:recomputed]) + int(run.block_inputs * share)
+    return _Kept(forward, _loss_bytes(run.logits, head, _compute_bytes(spec)), last, share)
+
+
+def _recomputed(spec: JobSpec, blocks: int) -> int:
+    """How many blocks are recomputed. As many as there are, where the spec asks for more."""
+    if not spec.training.gradient_checkpointing:
+        return 0
+    wanted = spec.training.recomputed_blocks
+    return blocks if wanted is None else min(wanted, blocks)
 
 
 @dataclass(frozen=True)
@@ -218,7 +226,7 @@ def _weight_copies(model: nn.Module, converted: set[int], spec: JobSpec) -> int:
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear) or is_conv1d(module):
-            each = _FP8_COPIES[spec.recipe.engine] if id(module) in converted else cast
+            each = weight_copies(spec) if id(module) in converted else cast
             total += _weight_size(module) * each
     return total
 
@@ -227,11 +235,11 @@ def _activations(model: nn.Module, converted: set[int], spec: JobSpec, tokens: i
     blocks = _blocks(model)
     in_blocks = {id(m) for block in blocks for m in block.modules()}
     of_blocks = [_kept_by(block, converted, spec) for block in blocks]
-    if spec.training.gradient_checkpointing and blocks:
+    recomputed = _recomputed(spec, len(blocks))
+    per_token = sum(of_blocks[recomputed:])
+    if recomputed:
         hidden = int(model.config.get_text_config().hidden_size)  # type: ignore[union-attr, operator]
-        per_token = len(blocks) * hidden * _compute_bytes(spec) + max(of_blocks)
-    else:
-        per_token = sum(of_blocks)
+        per_token += recomputed * hidden * _compute_bytes(spec) + max(of_blocks)
     outside = [m for m in model.modules() if id(m) not in in_blocks]
     of_sequences = sequence_level_layers(model)
     for module in outside:

@@ -19,6 +19,7 @@ from fp8core.conversion import Decision
 from fp8core.fusion.parts import Halves
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
+from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import JobSpec
 
 __all__ = [
@@ -135,13 +136,16 @@ def fused_forward(
     # Of the product of gate and up only the row-wise copy is kept; formats scaled by blocks need
     # the column-wise one beside it, and the others transpose it in the backward pass.
     by_blocks = getattr(spec.recipe, "scaling", "delayed") not in ("delayed", "current")
+    copies = weight_copies(spec)
 
     def forward(hidden: Tensor, *args: Any, **options: Any) -> Tensor:
         attention, mlp = layer.self_attn, layer.mlp
         if block.halves.attention is not None:
             projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
             weights = [projection.weight for projection in projections]
-            added = _Fused.apply(hidden.to(compute), _attention_keeps(block.halves), *weights)
+            added = _Fused.apply(
+                hidden.to(compute), _attention_keeps(block.halves), copies, *weights
+            )
         else:
             attended = attention(hidden_states=layer.input_layernorm(hidden), **options)
             added = attended[0] if isinstance(attended, tuple) else attended
@@ -151,7 +155,7 @@ def fused_forward(
             return output
         weights = [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
         keeps = _mlp_keeps(weights[0].shape[0], hidden.shape[-1], by_blocks)
-        return hidden + _Fused.apply(hidden.to(compute), keeps, *weights)
+        return hidden + _Fused.apply(hidden.to(compute), keeps, copies, *weights)
 
     return forward
 
@@ -190,14 +194,14 @@ def _mlp_keeps(inner: int, hidden: int, by_blocks: bool) -> _Keeps:
 
 
 class _Fused(torch.autograd.Function):
-    """One half: keeps its input, what `_Keeps` says, and its weights in FP8 both ways round."""
+    """One half: keeps its input, what `_Keeps` says, and ``copies`` of its weights in FP8."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keeps: _Keeps, *weights: Tensor) -> Tensor:
-        trained = any(ctx.needs_input_grad[2:])
+    def forward(ctx: Any, x: Tensor, keeps: _Keeps, copies: int, *weights: Tensor) -> Tensor:
+        trained = any(ctx.needs_input_grad[3:])
         counts = keeps.always + (keeps.if_trained if trained else ())
         tokens = x.shape[:-1]
         made = [x.new_empty(*tokens, count, dtype=dtype or x.dtype) for count, dtype in counts]
-        made += [x.new_empty(2, *weight.shape, dtype=_FP8) for weight in weights]
+        made += [x.new_empty(copies, *weight.shape, dtype=_FP8) for weight in weights]
         ctx.save_for_backward(x, *made)
         return torch.empty_like(x)

@@ -269,6 +269,15 @@ def _micro_batch_is_possible(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+@_reads("/training/gradient_checkpointing", "/training/recomputed_blocks")
+def _recomputed_blocks_are_recomputed(spec: JobSpec) -> Iterator[Problem]:
+    if spec.training.recomputed_blocks is not None and not spec.training.gradient_checkpointing:
+        yield _conflict(
+            "/training/recomputed_blocks",
+            "would have no effect without gradient_checkpointing; set both",
+        )
+
+
 @_reads("/training/steps", "/training/schedule")
 def _schedule_fits_steps(spec: JobSpec) -> Iterator[Problem]:
     steps, schedule = spec.training.steps, spec.training.schedule

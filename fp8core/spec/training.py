@@ -195,6 +195,13 @@ class Training(Part):
     gradient_checkpointing: bool = Field(
         default=False, description="Recompute activations in backward instead of keeping them."
     )
+    recomputed_blocks: Count | None = Field(
+        default=None,
+        description=(
+            "With gradient_checkpointing: so many blocks, from the first on, are recomputed; null: "
+            "all of them."
+        ),
+    )
     mask_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.15, description="Share of tokens to predict, for the task `masked_lm`."
     )

@@ -93,6 +93,11 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "amp converts no layer",
     ),
     (
+        {"training": {"recomputed_blocks": 4}},
+        "/training/recomputed_blocks",
+        "without gradient_checkpointing",
+    ),
+    (
         {"training": {"steps": 10, "parity": {"steps": 11}}},
         "/training/parity/steps",
         "more than the job's 10",

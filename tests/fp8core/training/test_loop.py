@@ -151,7 +151,8 @@ def test_gradient_checkpointing_changes_no_loss(
         assert series(recomputed, name) == series(plain, name)
 
 
-def test_gradient_checkpointing_really_recomputes(job: Job) -> None:
+@pytest.mark.parametrize(("blocks", "wanted"), [(None, [2, 2]), (1, [2, 1]), (2, [2, 2])])
+def test_gradient_checkpointing_really_recomputes(blocks: int | None, wanted: list[int]) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from fp8core.engines import create
@@ -166,16 +167,26 @@ def test_gradient_checkpointing_really_recomputes(job: Job) -> None:
         num_attention_heads=2,
     )
     model = LlamaForCausalLM(config).train()
-    calls = 0
+    calls = [0, 0]
 
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
+    def count(place: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            calls[place] += 1
 
-    model.model.layers[0].mlp.register_forward_pre_hook(count)
-    enable_gradient_checkpointing(model, create(AmpRecipe(engine="amp"), "cpu"))
+        return hook
+
+    for place, layer in enumerate(model.model.layers):
+        layer.mlp.register_forward_pre_hook(count(place))
+    enable_gradient_checkpointing(model, create(AmpRecipe(engine="amp"), "cpu"), blocks)
     model(torch.ones(1, 16, dtype=torch.long)).logits.sum().backward()
-    assert calls == 2
+    assert calls == wanted
+
+
+def test_more_blocks_than_a_model_has_are_refused(job: Job, train: Train, result: Result) -> None:
+    training = {"gradient_checkpointing": True, "recomputed_blocks": 3}
+    ended = result(train(job(recipe=FP32, training=training)))
+    assert ended["reason"] == "spec_invalid"
+    assert "has 2 blocks" in ended["detail"]
 
 
 def test_clipping_bounds_the_update_and_the_norm_is_that_before(
