@@ -58,7 +58,7 @@ VALUES ('node_1', 'node-1', 'o', 'b', 'h', '1', '{cpu}', 16, '[]', '{"emulated":
 _JOBS = """
 INSERT INTO jobs (id, owner, name, labels, notes, priority, spec, status, need, total_steps, step,
                   latest_metrics, version, sequence, attempt, created_at)
-SELECT 'job_' || n, 'o', 'job ' || n, '{"team": "a"}', '', n %% 3, %(spec)s::jsonb,
+SELECT 'job_' || n, 'o', 'job ' || n, '{"team": "a"}', '', n %% 3, %(spec)s::json,
        CASE n %% 50 WHEN 0 THEN 'queued' WHEN 1 THEN 'running' WHEN 2 THEN 'failed'
                     ELSE 'succeeded' END,
        'auto:1:emulated', 1000, 1000, '{"train/loss": 2.5, "train/tokens_per_second": 1e4}',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ from octrain_api.settings import (
     Settings,
     StorageSettings,
 )
+from tests.api.sockets import Start, serving
 
 
 def make_settings(postgres_url: str, redis_url: str, folder: Path) -> Settings:
@@ -328,3 +330,9 @@ async def running_job(worker: Worker, user: httpx.AsyncClient, submit: Submit) -
     )
     assert answer.json()["acknowledged_seq"] == 2, answer.text
     return job_id
+
+
+@pytest.fixture
+def start(service: Service) -> Start:
+    """A function that serves the shared service over sockets, with some settings changed."""
+    return functools.partial(serving, service.settings)

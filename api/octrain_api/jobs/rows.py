@@ -77,7 +77,11 @@ _LARGE = frozenset({"latest_metrics", "spec"})
 _OF_ONE = "spec_given"
 _JSON = frozenset({"labels", "recipe_from", _OF_ONE, *_LARGE})
 _OF_JOB = JobRow._fields[: JobRow._fields.index("attempts")]
-_MAX_RESTARTS = "spec -> 'limits' ->> 'max_restarts' AS max_restarts"
+# For `waiting_for`; to look into a spec costs more than to show it.
+_MAX_RESTARTS = (
+    "CASE WHEN status = 'queued' AND next_attempt_at IS NOT NULL "
+    "THEN spec -> 'limits' ->> 'max_restarts' END AS max_restarts"
+)
 
 _TIME = """to_char({} AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')"""
 _ATTEMPT = ", ".join(
