@@ -19,7 +19,7 @@ _LIKE = text(
         ORDER BY created_at DESC, id DESC LIMIT 500
     ) AS recent
     WHERE recent.rate > 0
-      AND recent.spec @> CAST(:parts AS jsonb)
+      AND CAST(recent.spec AS jsonb) @> CAST(:parts AS jsonb)
     LIMIT 5
     """
 )
