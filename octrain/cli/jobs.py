@@ -12,7 +12,7 @@ from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
 from octrain.cli.options import moment, pairs
 from octrain.cli.render import age, duration, number, progress_text, status_text, table
-from octrain.client import JobData, JobFilters, JobPart
+from octrain.client import JobData, JobFilters, JobPart, OctrainError
 
 
 def ls(
@@ -119,6 +119,9 @@ def show(
     spec: Annotated[
         bool, typer.Option("--spec", help="Only the spec, as JSON that submit takes.")
     ] = False,
+    given: Annotated[
+        bool, typer.Option("--given", help="Only what was written of the spec, as JSON.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Show one job: state, attempts, newest metrics, what was converted."""
@@ -128,6 +131,11 @@ def show(
         measured = handle.precision() if precision else {}
     if spec:
         context.print_json(handle.data.spec)
+        return
+    if given:
+        if handle.data.spec_given is None:
+            raise OctrainError(f"what was written of the spec of {job} is not known; see --spec")
+        context.print_json(handle.data.spec_given)
         return
     if json_output:
         shown = context.as_json(handle.data)

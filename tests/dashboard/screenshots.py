@@ -78,7 +78,7 @@ def prepare(client: Client) -> dict[str, str]:
     fast["training"]["optimizer"] = {"name": "adamw", "lr": 1000.0}
     specs = [
         fp8,
-        spec("llama-fp32", {"engine": "amp", "dtype": "fp32"}, 60),
+        spec("llama-bf16", {"engine": "amp", "dtype": "bf16"}, 60),
         fast,
         spec("llama-long", FP8, 100_000),
         *(spec(f"sweep-{number}", FP8, 50) for number in range(4)),
@@ -89,7 +89,7 @@ def prepare(client: Client) -> dict[str, str]:
             continue
         job = client.jobs.create(one)
         known[name] = job.id
-        if name in ("llama-fp8", "llama-fp32", "llama-too-fast"):
+        if name in ("llama-fp8", "llama-bf16", "llama-too-fast"):
             job.wait()
         while name == "llama-long" and job.refresh().data.progress.step < 20 and not job.is_final:
             time.sleep(0.2)
@@ -106,7 +106,7 @@ def pages(jobs: dict[str, str]) -> dict[str, str]:
         "job-timeline": f"{job}?tab=timeline",
         "job-logs": f"{job}?tab=logs",
         "job-spec": f"{job}?tab=spec",
-        "compare": f"/compare?jobs={jobs['llama-fp8']},{jobs['llama-fp32']}",
+        "compare": f"/compare?jobs={jobs['llama-fp8']},{jobs['llama-bf16']}",
         "new-job": "/jobs/new",
         "nodes": "/nodes",
         "usage": "/usage",

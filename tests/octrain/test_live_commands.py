@@ -76,6 +76,9 @@ def test_a_job_is_submitted_changed_followed_and_fetched(
     assert run("wait", job, "--json").json()["status"] == "succeeded"
 
     assert run("show", job, "--spec").json()["training"]["optimizer"]["lr"] == 3e-4
+    given = run("show", job, "--given").json()
+    assert given["training"]["optimizer"] == {"name": "adamw", "lr": 3e-4}
+    assert "priority" not in given
     assert [e["kind"] for e in run("events", job, "--json").json()]
     assert run("metrics", job, "train/*", "--json").json()[0]["points"][-1] == [3, 1.0]
     assert run("metrics", job, "--latest", "--json").json()[0]["name"] == "train/loss"
