@@ -31,6 +31,25 @@ async def test_a_lost_worker_is_replaced(
     assert (await worker.take(running_job))["attempt"] == 2
 
 
+async def test_one_job_that_cannot_be_judged_holds_up_no_other(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """Whichever of them is looked at first."""
+    await worker.register(cpu_slots=3)
+    bad, good, worse = [await submit(user) for _ in range(3)]
+    for job_id in (bad, good, worse):
+        await worker.take(job_id)
+    await worker.reconcile()
+    await lone_service.sql(
+        "UPDATE jobs SET spec = '{}' WHERE id IN (:bad, :worse)", bad=bad, worse=worse
+    )
+    await _lease_passed(lone_service, 16)
+    await worker.reconcile()
+    rows = await lone_service.sql("SELECT id, status FROM jobs")
+    status = {row.id: row.status for row in rows}
+    assert status == {bad: "starting", good: "queued", worse: "starting"}
+
+
 async def test_a_node_that_freezes_between_claim_and_first_step_is_replaced(
     worker: Any, user: Any, submit: Any, lone_service: Any
 ) -> None:

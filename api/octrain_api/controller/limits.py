@@ -9,6 +9,7 @@ import logging
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec.outcomes import Reason
+from octrain_api.controller.one_by_one import judge_each
 from octrain_api.controller.repository import ControllerRepository
 from octrain_api.database import Database, database_now
 from octrain_api.events.repository import EventRepository
@@ -30,18 +31,10 @@ async def enforce_limits(database: Database) -> None:
         ran = await repository.run_time_over()
         stalled = await repository.stalled()
         idle = await repository.gpu_idle()
-    for job_id in waited:
-        async with database.transaction() as session:
-            await _end_wait(session, job_id)
-    for job_id, attempt_id in ran:
-        async with database.transaction() as session:
-            await _end_run(session, job_id, attempt_id)
-    for job_id, attempt_id in stalled:
-        async with database.transaction() as session:
-            await _note_stall(session, job_id, attempt_id)
-    for job_id, attempt_id in idle:
-        async with database.transaction() as session:
-            await _end_idle(session, job_id, attempt_id)
+    await judge_each(database, [(job_id,) for job_id in waited], _end_wait)
+    await judge_each(database, ran, _end_run)
+    await judge_each(database, stalled, _note_stall)
+    await judge_each(database, idle, _end_idle)
 
 
 async def _end_wait(session: AsyncSession, job_id: str) -> None:

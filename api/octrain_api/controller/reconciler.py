@@ -18,6 +18,7 @@ from fp8core.spec.outcomes import Reason
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.clocks import API, CONTROLLER, beat, lock_clock
 from octrain_api.controller.limits import enforce_limits
+from octrain_api.controller.one_by_one import judge_each
 from octrain_api.controller.repository import ControllerRepository
 from octrain_api.database import Database, database_now
 from octrain_api.events.repository import EventRepository
@@ -78,74 +79,80 @@ async def _expire(
 ) -> None:
     async with database.session() as session:
         rows = await ControllerRepository(session).expired(settings.lease_margin)
-    for job_id, attempt_id in rows:
-        async with database.transaction() as session:
-            job = await JobRepository(session).lock(job_id)
-            attempts = AttemptRepository(session)
-            attempt = await attempts.lock(attempt_id)
-            limit = await database_now(session) - timedelta(seconds=settings.lease_margin)
-            lease = attempt.lease_expires_at
-            if job is None or attempt.status != "running" or lease is None or lease > limit:
-                # It was heard, or ended, in between.
-                continue
-            await attempts.end(
-                attempt,
-                outcome="failed",
-                reason="worker_lost",
-                detail="Its supervisor was not heard before the lease ran out.",
-            )
-            await after_loss(session, scheduler, job, attempt)
-            log.warning("lost attempt %d of %s", attempt.number, job.id)
+
+    async def judge(session: AsyncSession, job_id: str, attempt_id: str) -> None:
+        job = await JobRepository(session).lock(job_id)
+        attempts = AttemptRepository(session)
+        attempt = await attempts.lock(attempt_id)
+        limit = await database_now(session) - timedelta(seconds=settings.lease_margin)
+        lease = attempt.lease_expires_at
+        if job is None or attempt.status != "running" or lease is None or lease > limit:
+            # It was heard, or ended, in between.
+            return
+        await attempts.end(
+            attempt,
+            outcome="failed",
+            reason="worker_lost",
+            detail="Its supervisor was not heard before the lease ran out.",
+        )
+        await after_loss(session, scheduler, job, attempt)
+        log.warning("lost attempt %d of %s", attempt.number, job.id)
+
+    await judge_each(database, rows, judge)
 
 
 async def _note_silence(database: Database, settings: ControllerSettings) -> None:
     async with database.transaction() as session:
         await NodeRepository(session).mark_unreachable(settings.heartbeat_ttl)
         rows = await ControllerRepository(session).silent(settings.heartbeat_ttl)
-    for job_id, attempt_id in rows:
-        async with database.transaction() as session:
-            job = await JobRepository(session).lock(job_id)
-            attempt = await AttemptRepository(session).lock(attempt_id)
-            limit = await database_now(session) - timedelta(seconds=settings.heartbeat_ttl)
-            heard = attempt.last_heartbeat_at
-            if job is None or attempt.status != "running" or heard is None or heard > limit:
-                continue
-            attempt.unreachable_since = heard
-            await EventRepository(session).append(
-                job,
-                kind="node_unreachable",
-                actor=Actor.RECONCILER,
-                message="The supervisor is not heard; its training goes on until the lease ends.",
-                attempt=attempt.number,
-                data={"attempt_id": attempt.id, "last_heard_at": heard.isoformat()},
-            )
+
+    async def judge(session: AsyncSession, job_id: str, attempt_id: str) -> None:
+        job = await JobRepository(session).lock(job_id)
+        attempt = await AttemptRepository(session).lock(attempt_id)
+        limit = await database_now(session) - timedelta(seconds=settings.heartbeat_ttl)
+        heard = attempt.last_heartbeat_at
+        if job is None or attempt.status != "running" or heard is None or heard > limit:
+            return
+        attempt.unreachable_since = heard
+        await EventRepository(session).append(
+            job,
+            kind="node_unreachable",
+            actor=Actor.RECONCILER,
+            message="The supervisor is not heard; its training goes on until the lease ends.",
+            attempt=attempt.number,
+            data={"attempt_id": attempt.id, "last_heard_at": heard.isoformat()},
+        )
+
+    await judge_each(database, rows, judge)
 
 
 async def _adopt_orphans(database: Database) -> None:
     """Jobs said to be at work while no attempt lives. No code makes them; so it is logged."""
     async with database.session() as session:
         job_ids = await ControllerRepository(session).orphans()
-    for job_id in job_ids:
-        async with database.transaction() as session:
-            jobs = JobRepository(session)
-            job = await jobs.lock(job_id)
-            if job is None or job.status not in transitions.PLACED:
-                continue
-            if await jobs.live_attempt(job.id) is not None:
-                continue
-            to, reason = Status.QUEUED, None
-            if job.status == Status.CANCELLING:
-                to, reason = Status.FAILED, job.reason
-                if reason is None:
-                    to, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER
-            elif job.status == Status.PAUSING and job.reason is None:
-                to = Status.PAUSED
-            await transitions.apply(
-                session,
-                job,
-                to,
-                Actor.RECONCILER,
-                message="No attempt of this job lives.",
-                reason=reason,
-            )
-            log.error("job %s had no live attempt; moved to %s", job.id, to.value)
+    await judge_each(database, [(job_id,) for job_id in job_ids], _adopt)
+
+
+async def _adopt(session: AsyncSession, job_id: str) -> None:
+    jobs = JobRepository(session)
+    job = await jobs.lock(job_id)
+    if job is None or job.status not in transitions.PLACED:
+        return
+    if await jobs.live_attempt(job.id) is not None:
+        return
+    to, reason = Status.QUEUED, None
+    if job.status == Status.CANCELLING:
+        to, reason = Status.FAILED, job.reason
+        if reason is None:
+            to, reason = Status.CANCELLED, Reason.CANCELLED_BY_USER
+    elif job.status == Status.PAUSING and job.reason is None:
+        to = Status.PAUSED
+    await transitions.apply(
+        session,
+        job,
+        to,
+        Actor.RECONCILER,
+        message="No attempt of this job lives.",
+        reason=reason,
+    )
+    log.error("job %s had no live attempt; moved to %s", job.id, to.value)

@@ -11,9 +11,11 @@ from typing import Any, Protocol
 from celery import Celery
 from kombu.exceptions import KombuError, OperationalError
 from redis.exceptions import RedisError
+from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.broker import celery_tls
+from octrain_api.controller.one_by_one import judge_each
 from octrain_api.controller.repository import ControllerRepository
 from octrain_api.database import Database
 from octrain_api.jobs import transitions
@@ -121,28 +123,30 @@ async def place_elsewhere(database: Database, settings: ControllerSettings) -> i
         rows = await ControllerRepository(session).undelivered(
             settings.resend_after, settings.max_sendings, settings.downtime_tolerance
         )
-    for job_id, attempt_id, silent in rows:
-        async with database.transaction() as session:
-            job = await JobRepository(session).lock(job_id)
-            attempts = AttemptRepository(session)
-            attempt = await attempts.lock(attempt_id)
-            if job is None or attempt.status != "placed":
-                continue
-            await attempts.end(
-                attempt,
-                outcome="failed",
-                reason="undelivered",
-                detail="The node was not heard any more before it took the attempt."
-                if silent
-                else "The node was told of the attempt, again and again, and did not take it.",
-            )
-            job.avoid_nodes = sorted({*job.avoid_nodes, attempt.node_id})
-            await transitions.apply(
-                session,
-                job,
-                Status.QUEUED,
-                Actor.SCHEDULER,
-                message="The node did not take the attempt; the job is placed elsewhere.",
-                data={"attempt_id": attempt.id, "node_id": attempt.node_id},
-            )
+    await judge_each(database, rows, _take_back)
     return len(rows)
+
+
+async def _take_back(session: AsyncSession, job_id: str, attempt_id: str, silent: bool) -> None:
+    job = await JobRepository(session).lock(job_id)
+    attempts = AttemptRepository(session)
+    attempt = await attempts.lock(attempt_id)
+    if job is None or attempt.status != "placed":
+        return
+    await attempts.end(
+        attempt,
+        outcome="failed",
+        reason="undelivered",
+        detail="The node was not heard any more before it took the attempt."
+        if silent
+        else "The node was told of the attempt, again and again, and did not take it.",
+    )
+    job.avoid_nodes = sorted({*job.avoid_nodes, attempt.node_id})
+    await transitions.apply(
+        session,
+        job,
+        Status.QUEUED,
+        Actor.SCHEDULER,
+        message="The node did not take the attempt; the job is placed elsewhere.",
+        data={"attempt_id": attempt.id, "node_id": attempt.node_id},
+    )
