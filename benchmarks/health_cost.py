@@ -56,6 +56,7 @@ def spec(size: str, recipe: str) -> dict[str, Any]:
         "tokenizer": {"source": "bytes"},
         "data": {"source": "builtin"},
         "recipe": RECIPES[recipe],
+        "conversion": {"small_gemm": "off"},
         "training": {"steps": STEPS, "batch_size": 4, "sequence_length": 2048},
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},

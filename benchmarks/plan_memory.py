@@ -123,7 +123,7 @@ def spec_of(shape: str, recipe: str, batch: int, length: int) -> dict[str, Any]:
         "tokenizer": "bytes",
         "data": {"source": "builtin"},
         "recipe": engine,
-        "conversion": conversion,
+        "conversion": {"small_gemm": "off", **conversion},
         "training": {
             "steps": 3,
             "batch_size": batch,

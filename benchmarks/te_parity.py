@@ -83,6 +83,7 @@ def octrain(folder: Path, steps: int) -> list[float]:
             "append_end_of_text": False,
         },
         "recipe": {"engine": "te", **RECIPE},
+        "conversion": {"small_gemm": "off"},
         "training": {
             "steps": steps,
             "batch_size": ROWS,

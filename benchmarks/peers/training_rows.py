@@ -105,7 +105,8 @@ def octrain(work: Work, **changes: Any) -> Step:
             "model": {"source": "config", "config": work.config()},
             "data": {"source": "builtin"},
             "recipe": changes.pop("recipe", te),
-            "conversion": changes,
+            # What FP8 does to small models is measured here, and not kept from them.
+            "conversion": {"small_gemm": "off", **changes},
             "training": {
                 "steps": steps,
                 "batch_size": work.rows,
@@ -285,6 +286,10 @@ ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
     "memory_masters": (
         "Octrain te, 8-bit states, fp32 masters, 18 blocks recomputed",
         lambda work: memory(work, 18, master_weights="fp32"),
+    ),
+    "default": (
+        "Octrain te, as jobs are by default",
+        lambda work: octrain(work, small_gemm="auto"),
     ),
     "plain": ("Octrain te, layer by layer", lambda work: octrain(work, fuse="none")),
     "plain_packed": (

@@ -22,6 +22,7 @@ pytestmark = [
 
 Job = Callable[..., Path]
 PLAIN: dict[str, Any] = {
+    "conversion": {"small_gemm": "off"},
     "model": {"config": {"attention_dropout": 0.0}},
     "evaluation": {"fraction": 0.0},
     "checkpoint": {"every_steps": 0},
