@@ -1,14 +1,21 @@
 """Training steps a second on one GPU, beside the peers: same shape, same text, same settings.
 
-    python benchmarks/train_peers.py [--shape 3b] [--rows fused,fused_head,plain,bf16,accelerate]
+    python benchmarks/train_peers.py [--shape 3b] [--rows floor,fused,fused_head,plain,...]
         [--steps 15] [--warm-up 10] [--repeats 1] [--precision bf16] [--profile] [--out FILE.json]
+        [--at-least fused_head=33500,fused_head=1.5*accelerate]
 
 Every row runs in a process of its own, one after another, ``--repeats`` times in turn: 2 x 4096
 tokens of real text (bytes of Python's standard library) a step, random weights in bf16 (or fp32
 under bf16 autocast), AdamW with states in the format of the weights, clipping at norm 1. Prints
-tokens a second (of the median step; of several repeats their median, and the spread), the peak of
-allocated memory, the host's time to enqueue a step, and the ratio to the first peer. With
-``--profile`` three more steps run under torch's profiler, and kernels by kind are printed.
+tokens a second (of the median step; of several repeats their median, and half of what lies between
+the largest and the smallest), the peak of allocated memory, the host's time to enqueue a step, the
+ratio to the first peer, and the share of the floor, which is a row of its own: what the step's
+GEMMs (in FP8, or in bf16 for the rows in bf16), attention and update take on this GPU by themselves
+(`peers.floor`).
+
+``--at-least`` names what rows must reach, in tokens a second or as a multiple of another row's
+median; it counts as reached where the row's median less its spread does. With ``--profile`` three
+more steps run under torch's profiler, and kernels by kind are printed.
 """
 
 from __future__ import annotations
@@ -28,17 +35,22 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 SHAPES = ("60m", "125m", "350m", "1b", "3b", "8b")
 PROFILED = 3
-DEFAULT_ROWS = "fused,fused_head,plain,bf16,accelerate"
+DEFAULT_ROWS = "floor,fused,fused_head,plain,bf16,accelerate"
+IN_BF16 = ("octrain_bf16", "bf16")
+FLOOR = "floor"
 
 
 def run_row(chosen: argparse.Namespace) -> dict[str, Any]:
     """Trains one row in this process."""
     import torch
+    from peers.floor import floor
     from peers.training_rows import ROWS, Work, real_text
 
     count = chosen.warm_up + chosen.steps
     tokens = real_text(count, chosen.batch, chosen.length)
     work = Work(chosen.shape, chosen.batch, chosen.length, tokens, chosen.precision)
+    if chosen.row == FLOOR:
+        return {"row": FLOOR, "floor": floor(work)}
     started = time.perf_counter()
     step = ROWS[chosen.row][1](work)
     built = time.perf_counter() - started
@@ -103,6 +115,10 @@ def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
         print(f"{row} failed ({done.returncode}):\n{tail}", flush=True)
         return {"row": row, "error": tail}
     found: dict[str, Any] = json.loads(said[-1])
+    if row == FLOOR:
+        parts = ", ".join(f"{part} {value:.1f} ms" for part, value in found["floor"].items())
+        print(f"floor: {parts}", flush=True)
+        return found
     print(
         f"{found['name']}: {found['milliseconds']:.1f} ms, "
         f"{found['tokens_per_second']:,.0f} tokens/s, {found['peak_gib']:.1f} GiB, host "
@@ -113,33 +129,69 @@ def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
     return found
 
 
+def by_row(
+    results: list[dict[str, Any]],
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, float]]:
+    """What ran, by row; and the floor, empty where it was not measured."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+    floor: dict[str, float] = {}
+    for found in results:
+        if "error" in found:
+            continue
+        if found["row"] == FLOOR:
+            floor = found["floor"]
+        else:
+            rows.setdefault(found["row"], []).append(found)
+    return rows, floor
+
+
+def speed(group: list[dict[str, Any]]) -> tuple[float, float]:
+    """Of the repeats of a row: the median of tokens a second, and half of their range."""
+    values = [found["tokens_per_second"] for found in group]
+    return statistics.median(values), (max(values) - min(values)) / 2
+
+
+def judged(results: list[dict[str, Any]], targets: str) -> list[str]:
+    """A line for each of ``targets`` (``row=33500`` or ``row=1.5*other``, separated by commas)."""
+    rows, _ = by_row(results)
+    lines = []
+    for target in filter(None, targets.split(",")):
+        row, wanted = target.strip().split("=")
+        times, _, other = wanted.partition("*")
+        if row not in rows or (other and other not in rows):
+            lines.append(f"{target}: not known, a row of it did not run")
+            continue
+        median, off = speed(rows[row])
+        least = float(times) * (speed(rows[other])[0] if other else 1.0)
+        reached = "reached" if median - off >= least else "MISSED"
+        lines.append(f"{target}: {reached}, {median:,.0f} - {off:,.0f} to {least:,.0f}")
+    return lines
+
+
 def table(results: list[dict[str, Any]]) -> str:
     """Markdown; the ratio is to Accelerate, or to the slowest where it did not run."""
-    rows: dict[str, list[dict[str, Any]]] = {}
-    for found in results:
-        if "error" not in found:
-            rows.setdefault(found["row"], []).append(found)
+    rows, floor = by_row(results)
     if not rows:
         return "no row ran"
-    speeds: dict[str, list[float]] = {
-        row: [found["tokens_per_second"] for found in group] for row, group in rows.items()
-    }
-    medians = {row: statistics.median(values) for row, values in speeds.items()}
+    medians = {row: speed(group)[0] for row, group in rows.items()}
     base = "accelerate" if "accelerate" in medians else min(medians, key=lambda row: medians[row])
+    named = rows[base][0]["name"]
     lines = [
-        f"| row | ms | tokens/s | +- | peak GiB | host ms | to {rows[base][0]['name']} |",
-        "|---|---|---|---|---|---|---|",
+        f"| row | ms | tokens/s | +- | peak GiB | host ms | to {named} | of floor |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row, group in rows.items():
-        off = (max(speeds[row]) - min(speeds[row])) / 2
+        off = speed(group)[1]
         milliseconds, host = (
             statistics.median(found[key] for found in group)
             for key in ("milliseconds", "host_milliseconds")
         )
         peak = max(found["peak_gib"] for found in group)
+        least = floor.get("bf16" if row in IN_BF16 else "fp8")
+        share = "" if least is None else f"{least / milliseconds:.0%}"
         lines.append(
             f"| {group[0]['name']} | {milliseconds:.1f} | {medians[row]:,.0f} | {off:,.0f} | "
-            f"{peak:.1f} | {host:.0f} | {medians[row] / medians[base]:.2f} |"
+            f"{peak:.1f} | {host:.0f} | {medians[row] / medians[base]:.2f} | {share} |"
         )
     return "\n".join(lines)
 
@@ -156,15 +208,18 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--at-least", default="", help="targets of rows, separated by commas")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.row:
         print(json.dumps(run_row(chosen)))
         return
     results: list[dict[str, Any]] = []
-    for _ in range(chosen.repeats):
-        for row in chosen.rows.split(","):
-            results.append(in_a_process(chosen, row.strip()))
+    for repeat in range(chosen.repeats):
+        for row in (name.strip() for name in chosen.rows.split(",")):
+            if row == FLOOR and repeat:
+                continue
+            results.append(in_a_process(chosen, row))
             if chosen.out is not None:
                 chosen.out.write_text(
                     json.dumps({"shape": chosen.shape, "rows": results}, indent=1)
@@ -173,6 +228,7 @@ def main() -> None:
         f"\n{chosen.shape}, {chosen.batch} x {chosen.length} tokens, {chosen.precision} weights\n"
     )
     print(table(results))
+    print("\n".join(judged(results, chosen.at_least)))
 
 
 if __name__ == "__main__":
