@@ -187,6 +187,23 @@ def test_blocks_that_would_not_be_fused_are_told_with_the_reason() -> None:
     assert not list(of_plan(unasked, PLAN | {"fusion": fusion}, []))
 
 
+def test_what_was_measured_of_such_sizes_is_told() -> None:
+    spec = {"recipe": {"engine": "te"}, "conversion": {"fuse": "none"}}
+    small = {"applied": True, "kept": 4, "judged": 14, "says": "4 of 14 are faster in bf16"}
+    slow = {"speed_up": 0.9, "says": "measured: 0.90 times as fast"}
+    fast = {"speed_up": 1.4, "says": "measured: 1.40 times as fast"}
+    found = list(of_plan(spec, PLAN | {"small_gemm": small, "measured": [fast, slow]}, []))
+    assert [(warning.code, warning.message) for warning in found] == [
+        ("small_gemm", "4 of 14 are faster in bf16"),
+        ("slower_in_fp8", "measured: 0.90 times as fast"),
+    ]
+    assert not list(of_plan(spec, PLAN | {"small_gemm": small | {"kept": 0}, "measured": []}, []))
+    # Where everything stays in bf16 it is not slower than that.
+    kept = PLAN | {"conversion": {"converted": 0, "kept_because": {"small": 14}}}
+    codes = [warning.code for warning in of_plan(spec, kept | {"measured": [slow]}, [])]
+    assert codes == ["nothing_converts"]
+
+
 async def test_memory_is_held_against_the_gpus_that_fit(worker: Any, user: Any, spec: Any) -> None:
     gpu = {"index": 0, "name": "H200", "memory_bytes": 2**31, "compute_capability": "9.0"}
     await worker.register("gpu-node", device_kinds=["cuda"], cpu_slots=0, gpus=[gpu])

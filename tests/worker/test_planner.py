@@ -1,0 +1,47 @@
+"""The planner of a node: its process sees no GPU, and is told which one the node has."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from octrain_worker.agent.planner import Planner
+from octrain_worker.api_client import PlanQuestion
+from octrain_worker.capabilities import Gpu
+from octrain_worker.settings import WorkerSettings
+
+SPEC: dict[str, Any] = {
+    "model": {
+        "source": "config",
+        "config": {
+            "model_type": "llama",
+            "vocab_size": 272,
+            "hidden_size": 64,
+            "intermediate_size": 160,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 4,
+            "max_position_embeddings": 64,
+        },
+    },
+    "data": {"source": "builtin"},
+    "recipe": {"engine": "te"},
+    "training": {"sequence_length": 64},
+}
+
+
+@pytest.mark.parametrize("names", [["NVIDIA Abacus"], []])
+def test_figures_of_the_nodes_gpu_are_looked_up_by_its_name(
+    names: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [Gpu(index, name, 1 << 30, "9.0") for index, name in enumerate(names)]
+    monkeypatch.setattr("octrain_worker.agent.planner.find_gpus", lambda: gpus)
+    planner = Planner(WorkerSettings(), "node", threading.Event())
+    result, problem = planner.plan(PlanQuestion(key="k", spec=SPEC))
+    assert problem is None
+    assert result is not None
+    said = result["small_gemm"]["says"]
+    expected = f"no times were measured on {names[0]} " if names else "on which GPU the job runs"
+    assert expected in said
+    assert result["small_gemm"]["kept"] == 0
