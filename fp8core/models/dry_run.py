@@ -2,9 +2,10 @@
 
 The model's own code runs under autocast on PyTorch's fake tensors, and every storage that autograd
 saves is counted once. Where a GPU does otherwise than what runs here, a stand-in saves what the GPU
-would: converted layers what their engine saves, fused blocks what `planned_fusion` says, attention
-what its fused kernels save (operands, output, logarithms of the sums, and a mask as a bias in the
-operands' dtype), LayerNorm its input in fp32, as CUDA's autocast has it.
+would: converted layers what their engine saves, fused blocks what `planned_fusion` says, experts
+the tokens sent to them, attention what its fused kernels save (operands, output, logarithms of the
+sums, and a mask as a bias in the operands' dtype), LayerNorm its input in fp32, as CUDA's autocast
+has it.
 """
 
 from __future__ import annotations
@@ -229,6 +230,8 @@ class _LikeAGpu(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **kwargs)
+        if func is torch._grouped_mm:  # of torch.nn.functional.grouped_mm
+            return _GroupedMatmul.apply(*args[:2])
         if func is torch.nn.functional.layer_norm and torch.is_autocast_enabled("cpu"):
             return func(args[0].float(), *args[1:], **kwargs)
         return func(*args, **kwargs)
@@ -259,6 +262,15 @@ class _Attention(torch.autograd.Function):
         sums = query.new_empty(shape[:-1], dtype=torch.float32)
         ctx.save_for_backward(query, key, value, output, sums, bias)
         return output
+
+
+class _GroupedMatmul(torch.autograd.Function):
+    """Rows of tokens by the experts they are sent to. Fake tensors have it for bf16 alone."""
+
+    @staticmethod
+    def forward(ctx: Any, tokens: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(tokens, weights)
+        return tokens.new_empty(*tokens.shape[:-1], weights.shape[-1])
 
 
 class _PlannedLinear(nn.Module):

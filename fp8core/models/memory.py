@@ -226,8 +226,15 @@ def _weight_copies(model: nn.Module, converted: set[int], spec: JobSpec) -> int:
     total = 0
     for module in model.modules():
         if isinstance(module, nn.Linear) or is_conv1d(module):
-            each = weight_copies(spec) if id(module) in converted else cast
-            total += _weight_size(module) * each
+            size = _weight_size(module)
+        elif isinstance(module, nn.MultiheadAttention):
+            # Of its input projections, which only a pattern of the spec would part.
+            keys = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
+            weights = [module._parameters.get(key) for key in keys]
+            size = sum(weight.numel() for weight in weights if weight is not None)
+        else:
+            continue
+        total += size * (weight_copies(spec) if id(module) in converted else cast)
     return total
 
 

@@ -15,6 +15,7 @@ from fp8core.data.attention import model_inputs
 from fp8core.errors import SpecRefused
 from fp8core.models import load, plan
 from fp8core.models.dry_run import _batch, dry_run
+from fp8core.models.memory import estimate_memory
 
 
 def test_parameters_tokens_and_flops_by_hand(make_spec, llama_config):
@@ -143,9 +144,15 @@ def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
     assert not plan(make_spec(llama_config, recipe=override)).fusion["loss"]
 
 
+@pytest.mark.parametrize("experts", [0, 8])
 @pytest.mark.parametrize("recipe", [{"engine": "amp", "dtype": "fp32"}, {"engine": "amp"}])
-def test_the_dry_run_counts_what_a_real_forward_pass_keeps(make_spec, llama_config, recipe):
+def test_the_dry_run_counts_what_a_real_forward_pass_keeps(
+    make_spec, llama_config, recipe, experts
+):
     training = {"batch_size": 2, "sequence_length": 64}
+    if experts:
+        mixture = {"num_local_experts": experts, "num_experts_per_tok": 2, "sliding_window": None}
+        llama_config = {**llama_config, "model_type": "mixtral", **mixture}
     spec = make_spec(llama_config, recipe=recipe, training=training)
     model = load(spec, device="cpu", dtype=torch.float32).model.train()
     own = {p.untyped_storage().data_ptr() for p in [*model.parameters(), *model.buffers()]}
@@ -237,6 +244,23 @@ def test_engines_that_cannot_run_here_are_planned_by_their_shape_rules(make_spec
     partly = plan(make_spec(llama_config, recipe=override)).flops.fp8_share
     whole = plan(make_spec(llama_config, recipe={})).flops.fp8_share
     assert partly == pytest.approx(whole * 2 / 3)
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_input_projections_of_torchs_attention_have_copies_too(make_spec, llama_config, separate):
+    widths = {"kdim": 32, "vdim": 32} if separate else {}
+    copies = {}
+    for engine in ("te", "amp"):
+        with torch.device("meta"):
+            attention = torch.nn.MultiheadAttention(64, 4, **widths)
+            model = torch.nn.Sequential(attention, torch.nn.Linear(64, 64))
+        spec = make_spec(llama_config, recipe={"engine": engine})
+        decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
+        estimate = estimate_memory(model, decisions, spec, tokens=128)
+        copies[engine] = estimate.rows["compute_weight_copies"]
+    weights = 64 * (64 + 32 + 32 if separate else 3 * 64) + 2 * 64 * 64
+    # FP8 in the order that dgrad reads; autocast's bf16.
+    assert copies == {"te": weights, "amp": 2 * weights}
 
 
 def test_experts_count_as_far_as_tokens_are_sent_to_them(make_spec):
