@@ -197,30 +197,33 @@ class AdamW(torch.optim.Optimizer):
         factor: Tensor | None,
         unless: Tensor | None,
     ) -> None:
-        """What ``_update_rounded`` does, in one kernel for each parameter."""
+        """What ``_update_rounded`` does, in few kernels."""
         # They need Triton, which CPU builds lack.
         from fp8core.training.adamw_8bit_kernel import update_8bit
-        from fp8core.training.adamw_kernel import update
+        from fp8core.training.adamw_kernel import Updated, update
 
         steps = [self.state[parameter]["step"] for parameter in parameters]
         torch._foreach_add_(steps, 1.0)
         if unless is not None:
             torch._foreach_add_(steps, unless, alpha=-1.0)
+        options: dict[str, Any] = {
+            "lr": group["lr"],
+            "betas": self._betas,
+            "eps": self._eps,
+            "weight_decay": group["weight_decay"],
+            "factor": factor,
+            "unless": unless,
+        }
+        together = []
         for parameter in parameters:
             assert parameter.grad is not None
-            state = self.state[parameter]
-            (update_8bit if moments.in_8_bits(state) else update)(
-                parameter,
-                parameter.grad.contiguous(),
-                state,
-                lr=group["lr"],
-                betas=self._betas,
-                eps=self._eps,
-                weight_decay=group["weight_decay"],
-                seed=self._seed_of(self._places[parameter]),
-                factor=factor,
-                unless=unless,
-            )
+            state, seed = self.state[parameter], self._seed_of(self._places[parameter])
+            gradient = parameter.grad.contiguous()
+            if moments.in_8_bits(state):
+                update_8bit(parameter, gradient, state, seed=seed, **options)
+            else:
+                together.append(Updated(parameter, gradient, state, seed))
+        update(together, **options)
 
     def _seed_of(self, place: int) -> int:
         """Of the random bits of this update; ``place``: of a parameter among all."""
