@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lay_together
-from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf
+from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf, split_heads
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
 
@@ -42,7 +42,6 @@ class FusedAttention:
         lay_together([linear.weight for linear in linears])  # type: ignore[misc]
         if linears[0].bias is not None:
             lay_together([linear.bias for linear in linears])
-        self._widths = [linear.out_features for linear in linears]
         self._parts = parts
         self._angles = angles
         self.norm_qkv = parts.norm_linear(half.norm, linears, self.group)
@@ -51,19 +50,18 @@ class FusedAttention:
 
     def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
         half = self.half
-        split = torch.split(self.norm_qkv(x), self._widths, dim=-1)
-        query, key, value = (
-            part.view(*part.shape[:-1], heads, half.head_dim)
-            for part, heads in zip(split, (half.heads, half.kv_heads, half.kv_heads), strict=True)
-        )
+        joined = self.norm_qkv(x)
+        angles = self._angles.upto(sequences.length, x.device)
         if half.head_norms:
+            query, key, value = split_heads(joined, half)
             # Looked up at each call: these norms are layers of their own, which may be converted.
             query, key = half.module.q_norm(query), half.module.k_norm(key)  # type: ignore[operator]
             # Norms with fp32 weights give fp32, and attention takes one dtype.
             query, key = query.to(value.dtype), key.to(value.dtype)
-        angles = self._angles.upto(sequences.length, x.device)
-        query = self._parts.rotate(query, angles, sequences)
-        key = self._parts.rotate(key, angles, sequences)
+            query = self._parts.rotate(query, angles, sequences)
+            key = self._parts.rotate(key, angles, sequences)
+        else:
+            query, key, value = self._parts.split_rotated(joined, half, angles, sequences)
         return self.output(self.attend(query, key, value, sequences))
 
 

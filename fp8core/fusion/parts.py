@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
@@ -23,6 +24,7 @@ __all__ = [
     "GatedActivation",
     "MLPHalf",
     "NamedLinear",
+    "split_heads",
 ]
 
 GatedActivation = Literal["swiglu", "geglu"]
@@ -106,6 +108,12 @@ class BlockParts(Protocol):
         """Of q [B, T, heads, d], k and v [B, T, kv_heads, d]: the outputs [B, T, heads * d]."""
         ...
 
+    def split_rotated(
+        self, joined: Tensor, half: AttentionHalf, angles: Tensor, sequences: Sequences
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q and k, rotated, and v of ``joined`` [B, T, all their features]."""
+        ...
+
     def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
         """Rotary embedding of [B, T, heads, d]; ``angles`` [>= T, d] fp32 by position."""
         ...
@@ -128,6 +136,13 @@ class FusingEngine(Protocol):
         ...
 
     def block_parts(self) -> BlockParts: ...
+
+
+def split_heads(joined: Tensor, half: AttentionHalf) -> tuple[Tensor, Tensor, Tensor]:
+    """Views: q [B, T, heads, d], k and v [B, T, kv_heads, d] of ``joined`` [B, T, all of them]."""
+    heads = joined.view(*joined.shape[:-1], half.heads + 2 * half.kv_heads, half.head_dim)
+    query, key, value = torch.split(heads, [half.heads, half.kv_heads, half.kv_heads], dim=2)
+    return query, key, value
 
 
 @dataclass

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion.joined import join
-from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf
+from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
 from fp8core.fusion.sequences import Sequences
 
 __all__ = ["PlainParts"]
@@ -69,6 +69,13 @@ class PlainParts:
             return output.transpose(1, 2).flatten(2)
 
         return attend
+
+    def split_rotated(
+        self, joined: Tensor, half: AttentionHalf, angles: Tensor, sequences: Sequences
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = split_heads(joined, half)
+        query, key = (self.rotate(part, angles, sequences) for part in (query, key))
+        return query, key, value
 
     def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
         turned = angles[sequences.positions(heads.device)][:, :, None, :]

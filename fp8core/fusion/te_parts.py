@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
+from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.fusion.flash import flash_attention
 from fp8core.fusion.joined import join
-from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf
+from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
 from fp8core.fusion.sequences import Sequences
 
 __all__ = ["TEParts"]
@@ -55,6 +56,7 @@ class TEParts:
         self._casts = casts
         self._compute_dtype = compute_dtype
         self._gathered: tuple[Sequences, int, Tensor] | None = None
+        self._known_turns: tuple[Tensor, Tensor, Tensor] | None = None
 
     def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
         assert norm.weight is not None
@@ -143,6 +145,18 @@ class TEParts:
 
         return attend
 
+    def split_rotated(
+        self, joined: Tensor, half: AttentionHalf, angles: Tensor, sequences: Sequences
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from fp8core.fusion.rotary_kernel import split_rotated, takes  # needs Triton
+
+        if takes(joined, half.head_dim):
+            cosines, sines = self._turns(angles, sequences)
+            return split_rotated(joined, cosines, sines, half.heads, half.kv_heads)
+        query, key, value = split_heads(joined, half)
+        query, key = (self.rotate(part, angles, sequences) for part in (query, key))
+        return query, key, value
+
     def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
         if sequences.bounds is None:
             rotated: Tensor = self._rotate(
@@ -166,6 +180,16 @@ class TEParts:
             gathered = angles[sequences.positions(angles.device).flatten()]
             self._gathered = sequences, angles.data_ptr(), gathered
         return gathered
+
+    def _turns(self, angles: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+        """cos and sin [N, d / 2] of each token: of a row's, or of all where they lie packed."""
+        of = angles if sequences.bounds is None else self._of_tokens(angles, sequences)
+        known = self._known_turns
+        if known is None or known[0].data_ptr() != of.data_ptr() or known[0].shape != of.shape:
+            half = of[:, : of.shape[1] // 2]
+            # The angles are held too, so that no others can come to lie where they do.
+            known = self._known_turns = of, half.cos(), half.sin()
+        return known[1], known[2]
 
     def forget(self, names: Iterable[str]) -> None:
         self._forget(names)
@@ -211,9 +235,13 @@ def _class(name: str) -> Any:
         """One for each GEMM."""
         return [join(parts) for parts in self._gemm_weights]
 
+    def weight_quantizers(self: Any) -> list[Any]:
+        return keep_columns_only(base._get_weight_quantizers(self))
+
     members: dict[str, Any] = {
         "forward": forward,
         "_get_weight_tensors": weights,
+        "_get_weight_quantizers": weight_quantizers,
         "__module__": __name__,
     }
     return type(f"Octrain{name}", (base,), members)

@@ -17,7 +17,6 @@ from fp8core.fusion.cross_entropy import fused_cross_entropy, plain_cross_entrop
 from fp8core.fusion.sequences import Sequences, document_bounds
 from fp8core.spec import Conversion, parse_spec
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
-from fp8core.training.optimizer import AdamW
 
 pytestmark = [
     pytest.mark.gpu,
@@ -268,44 +267,37 @@ def test_the_fused_cross_entropy_agrees_and_writes_over_the_logits() -> None:
     assert found[1][2] < found[0][2] / 2
 
 
-@pytest.mark.parametrize("master", [False, True])
-def test_the_kernel_of_the_update_does_what_the_plain_path_does(master: bool) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 128), (4, 4, 64), (3, 1, 16)])
+def test_heads_are_split_and_rotated_in_one_kernel(
+    heads: int, kv_heads: int, width: int, packed: bool
+) -> None:
+    from fp8core.fusion.rotary_kernel import split_rotated
+
     generator = torch.Generator(device="cuda").manual_seed(0)
+    count, tokens = heads + 2 * kv_heads, ROWS * 33
 
     def draw(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=DEVICE).bfloat16()
+        return torch.randn(shape, generator=generator, device=DEVICE)
 
-    values, gradients = draw(300, 1001), [draw(300, 1001) for _ in range(4)]
-    found = []
-    for kernel in (False, True):
-        parameter = torch.nn.Parameter(values.clone())
-        optimizer = AdamW(
-            [("weight", parameter)],
-            decayed={"weight"},
-            lr=1e-2,
-            betas=(0.9, 0.999),
-            eps=1e-8,
-            weight_decay=0.1,
-            state_dtype=torch.float32 if master else torch.bfloat16,
-            master_weights=master,
-        )
-        for number, gradient in enumerate(gradients):
-            parameter.grad = gradient.clone()
-            unless = torch.tensor(float(number == 2), device=DEVICE)
-            if kernel:
-                optimizer.step(unless=unless)
-            else:
-                optimizer._updates += 1
-                random = torch.Generator(device="cuda").manual_seed(number)
-                with torch.no_grad():
-                    optimizer._update_rounded(parameter, optimizer.param_groups[0], random, unless)
-        found.append({**optimizer.state[parameter], "weight": parameter.detach()})
-    for key, own in found[0].items():
-        apart = (own.float() - found[1][key].float()).norm() / own.float().norm()
-        print(master, key, float(apart))
-        # Of fp32 masters that differ in their last bits a few round to the other bf16 neighbour.
-        assert float(apart) < (1e-5 if own.dtype == torch.float32 else 0.01), key
-    if not master:
-        # Rounded to either side: on average nothing is lost.
-        bias = (found[1]["weight"].float() - found[0]["weight"].float()).mean()
-        assert abs(float(bias)) < 1e-5
+    angles = 9 * draw(tokens if packed else 33, width // 2)
+    joined = draw(ROWS, 33, count * width).bfloat16().requires_grad_()
+    found = split_rotated(joined, angles.cos(), angles.sin(), heads, kv_heads)
+    along = [draw(*part.shape).bfloat16() for part in found]
+    (gradient,) = torch.autograd.grad(found, joined, along)
+
+    of_tokens = angles if packed else angles.repeat(ROWS, 1)
+    turns = torch.polar(torch.ones_like(of_tokens), of_tokens).view(ROWS, 33, 1, -1)
+    exact = joined.detach().float().requires_grad_()
+    query, key, value = exact.view(ROWS, 33, count, width).split([heads, kv_heads, kv_heads], 2)
+
+    def turned(part: Tensor) -> Tensor:
+        first, second = part.chunk(2, dim=-1)
+        product = torch.complex(first, second) * turns
+        return torch.cat((product.real, product.imag), dim=-1)
+
+    expected = turned(query), turned(key), value
+    (wanted,) = torch.autograd.grad(expected, exact, [part.float() for part in along])
+    for own, other in zip((*found, gradient), (*expected, wanted), strict=True):
+        # Each element is rounded to bf16 once.
+        assert float((own.float() - other).norm() / other.norm()) < 2**-8
