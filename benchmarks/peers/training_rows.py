@@ -300,6 +300,10 @@ ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
         "Octrain amp, bf16",
         lambda work: octrain(work, recipe={"engine": "amp", "dtype": "bf16"}),
     ),
+    "octrain_torchao": (
+        "Octrain torchao, tensorwise",
+        lambda work: octrain(work, recipe={"engine": "torchao"}),
+    ),
     "bf16": ("transformers bf16, SDPA", transformers_bf16),
     "accelerate": ("Accelerate fp8, Transformer Engine", accelerate_te),
 }
