@@ -29,13 +29,15 @@ from fp8core.commands.train import run_train
 from fp8core.training.loop import TrainingLoop
 
 KINDS = (
-    ("FP8 GEMM", r"nvjet_sm90_q|e4m3|scaled_mm|float8.*gemm"),
+    ("FP8 GEMM", r"nvjet_sm\d+_q|scaled_mm|gemm.*e4m3|float8.*gemm"),
     ("16- and 32-bit GEMM", r"nvjet|gemm|cutlass.*(bf16|tf32|f32)|xmma"),
-    ("attention", r"flash|fmha|attention|cudnn.*sdpa"),
-    ("casts and scales", r"quantize|cast|transpose|amax|scale|float8"),
+    ("attention", r"flash|fmha|attention|cudnn"),
     ("norms", r"rmsnorm|layernorm|rms_norm|layer_norm|normalization"),
-    ("optimizer and clipping", r"adam|multi_tensor|foreach|lpnorm"),
+    ("activations", r"gated_act|silu|gelu"),
+    ("rotary embedding", r"rope|^_split$"),
     ("loss", r"cross_entropy|softmax|nll"),
+    ("update and norm of gradients", r"^_step$|adam|multi_tensor|foreach|lpnorm"),
+    ("casts and scales", r"quantize|cast|transpose|amax|scale|float8|e4m3|e5m2"),
     ("FP8 health", r"_count"),
     ("copies", r"memcpy|memset|copy"),
 )
