@@ -1,13 +1,15 @@
 """Does Octrain's te engine train like Transformer Engine itself? Losses of one model, four ways.
 
-    python benchmarks/te_parity.py OUT [--steps 300] [--plot]
+    python benchmarks/te_parity.py OUT [--steps 300] [--only octrain te ...] [--plot]
 
 A Llama of about 100 million parameters learns Python's standard library (real text, bytes as
 tokens) from one set of initial weights and one order of batches:
 
     te        a hand-written Transformer Engine loop that shares no code with this project
     te-again  the same a second time; te-fused the same with PyTorch's fused AdamW: the noise
-    octrain   ``python -m fp8core train`` with a te recipe
+    te-layers  the same loop over ``te.TransformerLayer``, Transformer Engine's own fused blocks
+    octrain   ``python -m fp8core train`` with a te recipe: fused blocks
+    octrain-plain  the same layer by layer, with ``conversion.fuse: none``
     accelerate  Accelerate with ``TERecipeKwargs``
     bf16      the hand-written loop without FP8
 
@@ -71,7 +73,7 @@ def prepare(folder: Path, steps: int) -> None:
     print(f"{len(rows)} distinct rows of {LENGTH} bytes for {steps * ROWS} used")
 
 
-def octrain(folder: Path, steps: int) -> list[float]:
+def octrain(folder: Path, steps: int, fuse: str = "auto") -> list[float]:
     spec = {
         "model": {"source": "path", "path": str(folder / "initial")},
         "tokenizer": {"source": "bytes"},
@@ -83,7 +85,7 @@ def octrain(folder: Path, steps: int) -> list[float]:
             "append_end_of_text": False,
         },
         "recipe": {"engine": "te", **RECIPE},
-        "conversion": {"small_gemm": "off"},
+        "conversion": {"fuse": fuse, "small_gemm": "off"},
         "training": {
             "steps": steps,
             "batch_size": ROWS,
@@ -104,7 +106,7 @@ def octrain(folder: Path, steps: int) -> list[float]:
         "resources": {"device": "cuda"},
     }
     (folder / "spec.json").write_text(json.dumps(spec))
-    workdir = folder / "octrain"
+    workdir = folder / f"octrain-{fuse}"
     command = [sys.executable, "-m", "fp8core", "train", str(folder / "spec.json")]
     subprocess.run([*command, "--workdir", str(workdir)], check=True)
     losses = []
@@ -119,7 +121,8 @@ def batches(folder: Path, steps: int) -> Iterator[torch.Tensor]:
     """[ROWS, LENGTH] token ids in the order of the file; the tokenizer is the one Octrain saved."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "octrain" / "model")
+    saved = next(folder.glob("octrain-*/model"))
+    tokenizer = AutoTokenizer.from_pretrained(saved)
     with (folder / "rows.jsonl").open() as file:
         for _ in range(steps):
             texts = [json.loads(next(file))["text"] for _ in range(ROWS)]
@@ -146,20 +149,78 @@ def with_te_layers(model: nn.Module) -> nn.Module:
     return model
 
 
+class TEBlock(nn.Module):
+    """A block of Llama as ``te.TransformerLayer``, called as Llama calls its own."""
+
+    def __init__(self, block: Any, angles: torch.Tensor) -> None:
+        super().__init__()
+        import transformer_engine.pytorch as te
+
+        attention, mlp = block.self_attn, block.mlp
+        self.layer = te.TransformerLayer(
+            CONFIG["hidden_size"],
+            CONFIG["intermediate_size"],
+            CONFIG["num_attention_heads"],
+            num_gqa_groups=CONFIG["num_key_value_heads"],
+            bias=False,
+            layernorm_epsilon=block.input_layernorm.variance_epsilon,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            fuse_qkv_params=False,
+            normalization="RMSNorm",
+            activation="swiglu",
+            attn_input_format="bshd",
+            self_attn_mask_type="causal",
+        )
+        self.angles = angles
+        joined, fused_mlp = self.layer.self_attention.layernorm_qkv, self.layer.layernorm_mlp
+        pairs = {
+            joined.layer_norm_weight: block.input_layernorm.weight,
+            joined.query_weight: attention.q_proj.weight,
+            joined.key_weight: attention.k_proj.weight,
+            joined.value_weight: attention.v_proj.weight,
+            self.layer.self_attention.proj.weight: attention.o_proj.weight,
+            fused_mlp.layer_norm_weight: block.post_attention_layernorm.weight,
+            fused_mlp.fc1_weight: torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
+            fused_mlp.fc2_weight: mlp.down_proj.weight,
+        }
+        with torch.no_grad():
+            for target, source in pairs.items():
+                target.copy_(source)
+
+    def forward(self, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
+        output: torch.Tensor = self.layer(hidden, rotary_pos_emb=self.angles)
+        return output
+
+
+def with_te_blocks(model: Any) -> nn.Module:
+    """Every block replaced by Transformer Engine's own; the last norm too."""
+    import transformer_engine.pytorch as te
+
+    size = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
+    angles = te.RotaryPositionEmbedding(size)(max_seq_len=LENGTH).cuda()
+    blocks = model.model.layers
+    for place, block in enumerate(blocks):
+        blocks[place] = TEBlock(block, angles)
+    return with_te_layers(model)
+
+
 def initial_model(folder: Path) -> nn.Module:
     from transformers import LlamaForCausalLM
 
     return LlamaForCausalLM.from_pretrained(folder / "initial", dtype=torch.float32).cuda()
 
 
-def hand_loop(folder: Path, steps: int, *, fp8: bool = True, fused: bool = False) -> list[float]:
+def hand_loop(
+    folder: Path, steps: int, *, fp8: bool = True, fused: bool = False, blocks: bool = False
+) -> list[float]:
     import transformer_engine.pytorch as te
     from transformer_engine.common.recipe import DelayedScaling, Format
 
     recipe = DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=16, amax_compute_algo="max")
     model = initial_model(folder)
     if fp8:
-        model = with_te_layers(model)
+        model = with_te_blocks(model) if blocks else with_te_layers(model)
     model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -226,11 +287,12 @@ def read(folder: Path) -> dict[str, list[float]]:
     return {name: [float(row[name]) for row in rows] for name in rows[0] if name != "step"}
 
 
-def report(runs: dict[str, list[float]]) -> None:
-    steps = len(runs["te"])
+def report(runs: dict[str, list[float]], to: str) -> None:
+    """``to``: the run that the others' gaps are to."""
+    steps = len(runs[to])
     marks = [step for step in (1, 10, 50, 100, 200, 300, 500, 1000) if step <= steps]
     print("run         " + "".join(f"{mark:>9}" for mark in marks) + "   max gap  mean gap")
-    reference = smoothed(runs["te"])
+    reference = smoothed(runs[to])
     for name, losses in runs.items():
         gap = (smoothed(losses) - reference).abs()
         print(
@@ -248,7 +310,7 @@ def plot(runs: dict[str, list[float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, (curves, gaps) = pyplot.subplots(1, 2, figsize=(12, 4.5))
-    reference = smoothed(runs["te"])
+    reference = smoothed(runs["te" if "te" in runs else "te-layers"])
     for number, (name, losses) in enumerate(runs.items()):
         look = {"label": name, "linewidth": 1, "color": f"C{number}"}
         curves.plot(smoothed(losses), **look)
@@ -267,25 +329,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--only", nargs="+", help="some of the runs, an octrain one among them")
     parser.add_argument("--plot", action="store_true", help="draw what an earlier run left in OUT")
     arguments = parser.parse_args()
     folder: Path = arguments.out
     if arguments.plot:
         runs = read(folder)
-        report(runs)
+        for reference in ("te", "te-layers"):
+            report(runs, reference)
         plot(runs, folder / "te_parity.png")
         return
     steps: int = arguments.steps
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
-        prepare(work, steps)
-        train_all(work, steps, folder)
+        # Of longer runs the first steps are the same.
+        prepare(work, max(steps, 300))
+        train_all(work, steps, folder, arguments.only)
 
 
-def train_all(work: Path, steps: int, folder: Path) -> None:
+def train_all(work: Path, steps: int, folder: Path, only: list[str] | None) -> None:
+    """Octrain first: the others take its tokenizer."""
     ways: dict[str, Callable[[], list[float]]] = {
+        "octrain-plain": lambda: octrain(work, steps, "none"),
         "octrain": lambda: octrain(work, steps),
+        "te-layers": lambda: hand_loop(work, steps, blocks=True),
         "te": lambda: hand_loop(work, steps),
         "te-again": lambda: hand_loop(work, steps),
         "bf16": lambda: hand_loop(work, steps, fp8=False),
@@ -295,12 +363,16 @@ def train_all(work: Path, steps: int, folder: Path) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ROWS} x {LENGTH} tokens")
     runs: dict[str, list[float]] = {}
     for name, way in ways.items():
+        if only and name not in only:
+            continue
         started = time.perf_counter()
         runs[name] = way()
         print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
         write(runs, folder)
         torch.cuda.empty_cache()
-    report(runs)
+    for reference in runs:
+        if reference in ("te", "te-layers"):
+            report(runs, reference)
     plot(runs, folder / "te_parity.png")
 
 
