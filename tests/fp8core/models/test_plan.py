@@ -103,6 +103,30 @@ def test_the_estimate_is_near_what_an_h200_used(make_spec, name):
     assert made.memory["total"] == max(made.memory_moments.values())
 
 
+MEASURED_8B = {
+    # The same of the Llama-3-8B shape, whose head is not its embedding, in FP8 too.
+    "bf16 throughout": ("throughput", {}, 87.5),
+    "8-bit states": ("memory", {"recomputed_blocks": 4}, 68.3),
+    "8-bit states, stored in fp32": (
+        {"preset": "memory", "weights": "fp32"}, {"recomputed_blocks": 4}, 83.5,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED_8B)
+def test_the_estimate_of_an_8b_model_is_near_what_an_h200_used(make_spec, name):
+    precision, recompute, measured = MEASURED_8B[name]
+    config = {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    }  # fmt: skip
+    training = {"batch_size": 2, "sequence_length": 4096, "precision": precision, **recompute}
+    training["gradient_checkpointing"] = bool(recompute)
+    made = plan(make_spec(config, training=training, recipe={}, conversion={"output_head": True}))
+    assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.01)
+
+
 def test_what_fused_blocks_keep_by_hand(make_spec, llama_config):
     kept = {}
     for scaling in ("delayed", "block"):
