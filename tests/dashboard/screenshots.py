@@ -74,6 +74,7 @@ def prepare(client: Client) -> dict[str, str]:
     known = {job.data.name: job.id for job in client.jobs.list()}
     fp8 = spec("llama-fp8", FP8, 60)
     fp8["training"]["parity"] = {"steps": 10}
+    fp8["telemetry"] = {"fp8_every_steps": 1}
     fast = spec("llama-too-fast", {"engine": "amp", "dtype": "fp32"}, 60)
     fast["training"]["optimizer"] = {"name": "adamw", "lr": 1000.0}
     specs = [
@@ -144,6 +145,14 @@ def take(
         settled(page)
         if name == "new-job":
             page.get_by_text("The service would take this job.").wait_for()
+        if name == "jobs" and size == "wide":
+            page.locator(".sparkline").first.wait_for()
+        if name == "job-fp8":
+            # The figure that says most of a job in good health, with the heatmap in the window.
+            page.get_by_role("button", name="Scale", exact=True).click()
+            heatmap = page.locator(".heat-cells")
+            heatmap.wait_for()
+            heatmap.evaluate("(part) => part.scrollIntoView({ block: 'center' })")
         # Charts are drawn after their data has come.
         page.evaluate("() => new Promise((done) => setTimeout(done, 700))")
         save(page, out / f"{name}-{scheme}-{size}.png")

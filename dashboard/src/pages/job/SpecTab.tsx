@@ -40,10 +40,12 @@ export default function SpecTab({ job }: { job: Job }) {
       <div className="row">
         <span className="hint">Copies hold what makes this very spec; defaults are left out.</span>
         <span className="nav-space" />
-        <CopyButton label="Copy JSON" text={() => JSON.stringify(spec, null, 2)} />
-        <CopyButton label="Copy as curl" text={() => asCurl(copied, origin)} />
-        <CopyButton label="Copy as command" text={() => asCommand(copied, origin)} />
-        <CopyButton label="Copy as Python" text={() => asPython(copied, origin)} />
+        <span className="row">
+          <CopyButton label="Copy JSON" text={() => JSON.stringify(spec, null, 2)} />
+          <CopyButton label="Copy as curl" text={() => asCurl(copied, origin)} />
+          <CopyButton label="Copy as command" text={() => asCommand(copied, origin)} />
+          <CopyButton label="Copy as Python" text={() => asPython(copied, origin)} />
+        </span>
       </div>
       {given === null && (
         <p className="note">
