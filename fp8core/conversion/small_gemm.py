@@ -1,10 +1,12 @@
-"""The small-GEMM rule: layers that FP8 would slow down on this card stay in bf16.
+"""The small-GEMM rule: a model whose layers FP8 would slow down on this card stays in bf16.
 
 A small GEMM saves less time in FP8 than its casts, and the host's work for them, cost. From which
 sizes on FP8 pays is measured on a card (`fp8core.measured`) and not guessed: of a card, a recipe
 or a size without figures the rule says nothing.
 
-A decoder block that will be fused is judged as a whole, all other Linears one by one.
+All Linears of a model are judged together, those of a block that will be fused in their fused
+form. One by one would be wrong: where the device has enough to do, a small layer's host time is
+hidden behind that of others, and a block with one layer in bf16 could not be fused.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from fp8core.spec import JobSpec
 
 __all__ = ["SmallGemmRule", "SmallGemms", "keep_small_gemms", "small_gemm_rule"]
 
-_NORMS = "no Linear of the model would run in FP8, see there"
+_Gemm = tuple[LayerKind, int, int]
+"""What is computed, and its in and out features."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +41,29 @@ class SmallGemmRule:
 @dataclass
 class SmallGemms:
     """What the rule came to. ``kept``: the layers it keeps, with why; ``judged``: of how many
-    Linears; ``because``: why it judged none; ``resumed``: whether it was so when the job began."""
+    Linears, and their ``fp8`` and ``bf16`` milliseconds of a micro-batch; ``because``: why it
+    judged none; ``resumed``: whether it was so when the job began."""
 
     kept: dict[str, str] = field(default_factory=dict)
     kept_linears: int = 0
     judged: int = 0
+    fp8: float = 0.0
+    bf16: float = 0.0
     card: str | None = None
     tokens: int | None = None
     because: str | None = None
     resumed: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """``applied``, ``card``, ``tokens``, ``judged``, ``kept`` (counts of Linears), and
-        ``says``: all that in words."""
+        """``applied``, ``card``, ``tokens``, ``judged``, ``kept`` (counts of Linears),
+        ``milliseconds`` (of all of them, ``fp8`` and ``bf16``), and ``says``: that in words."""
         return {
             "applied": self.because is None,
             "card": self.card,
             "tokens": self.tokens,
             "judged": self.judged,
             "kept": self.kept_linears,
+            "milliseconds": {"fp8": round(self.fp8, 3), "bf16": round(self.bf16, 3)},
             "says": self.says,
         }
 
@@ -66,19 +73,15 @@ class SmallGemms:
             return f"{self.kept_linears} Linear layers stay in bf16, as they did when the job began"
         if self.because is not None:
             return f"the small-GEMM rule does not apply: {self.because}"
-        by = f"by times measured on {self.card} at {self.tokens} tokens"
-        if not self.judged:
-            return "the small-GEMM rule has nothing to judge: no Linear layer would be converted"
         if not self.kept_linears:
-            return f"FP8 slows none of {self.judged} Linear layers down, {by}"
-        if self.kept_linears == self.judged:
-            return (
-                f"FP8 would gain nothing: all {self.judged} Linear layers are faster in bf16, {by},"
-                " and stay in it"
-            )
+            return self.measured
+        return f"FP8 would gain nothing, and the model stays in bf16: {self.measured}"
+
+    @property
+    def measured(self) -> str:
         return (
-            f"{self.kept_linears} of {self.judged} Linear layers are faster in bf16, {by}, and "
-            "stay in it"
+            f"its {self.judged} Linear layers take {self.fp8:.2f} ms in FP8 and {self.bf16:.2f} ms "
+            f"in bf16, by times measured on {self.card} at {self.tokens} tokens"
         )
 
 
@@ -143,59 +146,40 @@ def _judge(
     rule: SmallGemmRule,
     apart: Mapping[str, str] | None,
 ) -> SmallGemms:
-    heads = output_heads(model)
     # Whoever wants the head in FP8 has said so, and it is larger than anything measured.
-    linears = {
-        d.layer.name: d
-        for d in wanted
-        if d.layer.kind != "norm" and id(d.layer.module) not in heads
-    }
-    times = rule.times
+    heads = output_heads(model)
+    inner = [d for d in wanted if id(d.layer.module) not in heads]
+    alone = {d.layer.name: d for d in inner if d.layer.kind != "norm"}
     found = SmallGemms(
-        card=times.card, tokens=times.measured_tokens(rule.tokens), judged=len(linears)
+        judged=len(alone), card=rule.times.card, tokens=rule.times.measured_tokens(rule.tokens)
     )
-    blocks = [] if apart is None else _fused_blocks(model, wanted, apart)
-    alone = dict(linears)
-    for layers, gemms in blocks:
-        reason = _slower(gemms, rule, "its block takes")
+    if not alone:
+        return SmallGemms(because="no Linear layer would be converted")
+    gemms: list[_Gemm] = []
+    for layers, fused in [] if apart is None else _fused_blocks(model, wanted, apart):
+        gemms += fused
         for name in layers:
             alone.pop(name, None)
-            if reason is not None:
-                found.kept[name] = reason
-    for name, decision in alone.items():
+    for decision in alone.values():
         linear = as_linear(decision.layer)
-        gemm: _Gemm = ("linear", linear.in_features, linear.out_features)
-        reason = _slower([gemm], rule, "it takes")
-        if reason is not None:
-            found.kept[name] = reason
-    if linears and linears.keys() <= found.kept.keys() and not _converts_a_head(wanted, heads):
-        norms = [d.layer.name for d in wanted if d.layer.kind == "norm"]
-        found.kept |= {name: _NORMS for name in norms if name not in found.kept}
-    return found
-
-
-_Gemm = tuple[LayerKind, int, int]
-
-
-def _slower(gemms: Sequence[_Gemm], rule: SmallGemmRule, what: str) -> str | None:
-    """Why FP8 would be slower; None where it is not, or where nothing is known of the sizes."""
-    sums = []
-    for column in (rule.scaling, "bf16"):
-        times = [
+        gemms.append(("linear", linear.in_features, linear.out_features))
+    for kind, width, out in gemms:
+        fp8, bf16 = (
             rule.times.microseconds(kind, column, rule.tokens, width, out)
-            for kind, width, out in gemms
-        ]
-        if any(time is None for time in times):
-            return None
-        sums.append(sum(time for time in times if time is not None) / 1000)
-    fp8, bf16 = sums
-    if fp8 <= bf16:
-        return None
-    return (
-        f"{what} {fp8:.2f} ms in FP8 and {bf16:.2f} ms in bf16, by times measured on "
-        f"{rule.times.card} at {rule.times.measured_tokens(rule.tokens)} tokens; "
-        "conversion.small_gemm is auto"
-    )
+            for column in (rule.scaling, "bf16")
+        )
+        if fp8 is None or bf16 is None:
+            return SmallGemms(
+                because=f"no times were measured on {rule.times.card} of layers of {width} to {out}"
+            )
+        found.fp8 += fp8 / 1000
+        found.bf16 += bf16 / 1000
+    if found.fp8 > found.bf16:
+        reason = (
+            f"conversion.small_gemm is auto, and FP8 would slow the model down: {found.measured}"
+        )
+        found.kept = {d.layer.name: reason for d in inner}
+    return found
 
 
 def _fused_blocks(
@@ -226,7 +210,3 @@ def _fused_blocks(
         if layers:
             found.append((layers, gemms))
     return found
-
-
-def _converts_a_head(wanted: Sequence[Decision], heads: Mapping[int, str]) -> bool:
-    return any(id(d.layer.module) in heads for d in wanted)

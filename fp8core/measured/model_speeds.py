@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,8 @@ from fp8core.measured.tables import find_table
 
 __all__ = ["ModelSpeeds", "model_speeds", "nearest_model"]
 
+_FARTHEST = 3.0
+"""What a model of a tenth of the size does says nothing of this one."""
 _BF16_ROWS = ("octrain_bf16", "bf16")
 
 
@@ -63,8 +64,13 @@ def model_speeds(card: str) -> list[ModelSpeeds]:
 
 
 def nearest_model(card: str, parameters: int) -> ModelSpeeds | None:
-    """The measured size whose number of parameters is nearest by ratio."""
+    """The measured size whose number of parameters is nearest by ratio, which is 3 at most."""
     found = model_speeds(card)
     if not found or parameters < 1:
         return None
-    return min(found, key=lambda speeds: abs(math.log(speeds.parameters / parameters)))
+
+    def ratio(speeds: ModelSpeeds) -> float:
+        return max(speeds.parameters / parameters, parameters / speeds.parameters)
+
+    nearest = min(found, key=ratio)
+    return nearest if ratio(nearest) <= _FARTHEST else None

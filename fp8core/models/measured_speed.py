@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fp8core.measured import ModelSpeeds, cards, nearest_model
-from fp8core.models.planned_fusion import PlannedFusion
 from fp8core.spec import JobSpec
 
 __all__ = ["measured_speeds"]
@@ -18,10 +17,11 @@ _WORDS = {
 
 
 def measured_speeds(
-    spec: JobSpec, parameters: int, fusion: PlannedFusion, card: str | None
+    spec: JobSpec, parameters: int, card: str | None, *, fused: bool
 ) -> list[dict[str, Any]]:
     """For each card with figures (for ``card`` alone, where it has some): the measured size that
     is nearest, and how fast it trained in FP8, computed as ``spec`` would be, over bf16.
+    ``fused``: whether its blocks are fused in FP8.
 
     Keys: ``card``, ``size``, ``parameters``, ``tokens`` (of a step), ``precision`` (of the
     weights), ``date``, ``row``, ``speed_up``, ``tokens_per_second`` by row, and ``says``: the same
@@ -33,15 +33,15 @@ def measured_speeds(
     found = []
     for name in [card] if card is not None and card in known else known:
         speeds = nearest_model(name, parameters)
-        row = None if speeds is None else _row(speeds, spec, fusion)
+        row = None if speeds is None else _row(speeds, spec, fused)
         if speeds is not None and row is not None:
             found.append(_quoted(speeds, row))
     return found
 
 
-def _row(speeds: ModelSpeeds, spec: JobSpec, fusion: PlannedFusion) -> str | None:
+def _row(speeds: ModelSpeeds, spec: JobSpec, fused: bool) -> str | None:
     """The measured way that is most like what ``spec`` would do; None where there is none."""
-    if not fusion.blocks:
+    if not fused:
         likes = ["plain"]
     elif spec.conversion.output_head:
         likes = ["fused_head", "fused"]
@@ -64,7 +64,7 @@ def _quoted(speeds: ModelSpeeds, row: str) -> dict[str, Any]:
         "tokens_per_second": dict(speeds.tokens_per_second),
         "says": (
             f"measured on {speeds.card}: a model of {speeds.parameters / 1e9:.2g} billion "
-            f"parameters trained {speed_up:.2f} times as fast in FP8 ({_WORDS[row]}) as the faster "
-            f"of two ways in bf16, {speeds.tokens:,} tokens a step, {speeds.precision} weights"
+            f"parameters trained {speed_up:.2f} times as fast in FP8 ({_WORDS[row]}) as in bf16, "
+            f"{speeds.tokens:,} tokens a step, {speeds.precision} weights"
         ),
     }

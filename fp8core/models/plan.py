@@ -122,7 +122,9 @@ def plan(
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
-    measured = measured_speeds(spec, parameters["total"], fusion, card)
+    # A model that stays in bf16 would have been fused, had it not.
+    fused = bool(fusion.blocks) or (bool(small_gemms.kept) and fusion_refusal(spec) is None)
+    measured = measured_speeds(spec, parameters["total"], card, fused=fused)
     # Last: the model is of no use after it.
     estimate = estimate_memory(
         model,

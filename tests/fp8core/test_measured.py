@@ -73,9 +73,11 @@ def test_the_nearest_model_is_so_by_ratio(folder: Path) -> None:
     small = {"plain": 90, "fused": 110, "octrain_bf16": 80, "bf16": 100}
     plant_models(folder, {100: small, 1000: {"fused": 30, "bf16": 20}, 9000: {"bf16": 3}})
     assert [speeds.parameters for speeds in model_speeds(CARD)] == [100, 1000], "no FP8 at 9000"
-    assert nearest_model(CARD, 310).parameters == 100  # type: ignore[union-attr]
-    assert nearest_model(CARD, 320).parameters == 1000  # type: ignore[union-attr]
-    found = nearest_model(CARD, 1)
+    assert nearest_model(CARD, 299).parameters == 100  # type: ignore[union-attr]
+    assert nearest_model(CARD, 340).parameters == 1000  # type: ignore[union-attr]
+    assert nearest_model(CARD, 32) is None, "too far from all"
+    assert nearest_model(CARD, 3100) is None
+    found = nearest_model(CARD, 40)
     assert found is not None
     assert (found.bf16, found.tokens, found.precision) == (100, 8192, "bf16")
 
