@@ -38,7 +38,10 @@ def gpt2(job: Job, **parts: Any) -> Path:
 
 
 def state(workdir: Path, step: int, part: str) -> dict[str, torch.Tensor]:
-    return load_file(workdir / f"checkpoints/step-{step:08d}/{part}.safetensors")
+    tensors: dict[str, torch.Tensor] = load_file(
+        workdir / f"checkpoints/step-{step:08d}/{part}.safetensors"
+    )
+    return tensors
 
 
 @pytest.mark.slow
