@@ -2,7 +2,15 @@ import { type PointerEvent, useEffect, useRef, useState } from 'react';
 import { useShownTheme } from '~/app/theme';
 import { formatCompact } from '~/format/numbers';
 import type { Heat, Spot } from '~/pages/job/health';
-import { bytesOf, type CellPlace, labelEvery, moved, pixelsOf, placeOf } from './heatPicture';
+import {
+  bytesOf,
+  type CellPlace,
+  labelEvery,
+  moved,
+  pixelsOf,
+  placeOf,
+  shortNames,
+} from './heatPicture';
 
 // From cold to hot, told apart by lightness too (after the map "viridis").
 const RAMP = ['#440154', '#3b528b', '#21918c', '#5ec962', '#fde725'];
@@ -166,8 +174,7 @@ function draw(
   context.fillStyle = colour('--chart-axis');
   context.textBaseline = 'middle';
 
-  const short = (name: string) => (width < 640 && name.length > 16 ? `…${name.slice(-15)}` : name);
-  const names = heat.layers.map(short);
+  const names = width < 640 ? shortNames(heat.layers) : heat.layers;
   const longest = Math.max(...names.map((name) => context.measureText(name).width));
   const place = {
     left: Math.min(width / 2, Math.ceil(longest) + 8),

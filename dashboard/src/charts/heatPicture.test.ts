@@ -1,5 +1,14 @@
 import { describe, expect, it } from 'vitest';
-import { bytesOf, columnOf, labelEvery, moved, pixelsOf, placeOf, rampAt } from './heatPicture';
+import {
+  bytesOf,
+  columnOf,
+  labelEvery,
+  moved,
+  pixelsOf,
+  placeOf,
+  rampAt,
+  shortNames,
+} from './heatPicture';
 
 const RAMP = ['#000000', '#204060', '#ffffff'].map(bytesOf);
 
@@ -79,6 +88,15 @@ describe('moved', () => {
     expect(moved(heat, { column: null, row: 1 }, 'ArrowLeft')).toEqual({ column: 1, row: 1 });
     expect(moved(heat, { column: 1, row: 1 }, 'Escape')).toBeNull();
     expect(moved(heat, { column: 1, row: 1 }, 'Tab')).toBeUndefined();
+  });
+});
+
+describe('shortNames', () => {
+  it('leaves out what all begin with, and keeps what tells them apart', () => {
+    const names = ['model.layers.0.q_proj', 'model.layers.1.q_proj'];
+    expect(shortNames(names)).toEqual(['0.q_proj', '1.q_proj']);
+    expect(shortNames(['a.very.long.name.of.a.layer', 'b'])[0]).toMatch(/^….{19}$/);
+    expect(shortNames([])).toEqual([]);
   });
 });
 

@@ -84,6 +84,20 @@ export function moved(
   };
 }
 
+/** Names for a narrow window: without the dotted parts that all begin with. */
+export function shortNames(names: readonly string[]): string[] {
+  const [first = '', ...others] = names;
+  let shared = 0;
+  for (let dot = first.indexOf('.') + 1; dot > 0; dot = first.indexOf('.', dot) + 1) {
+    const start = first.slice(0, dot);
+    if (!others.every((name) => name.startsWith(start))) break;
+    shared = dot;
+  }
+  return names
+    .map((name) => name.slice(shared))
+    .map((n) => (n.length > 20 ? `…${n.slice(-19)}` : n));
+}
+
 /** Every how many there is room for a label, where one takes `size` of a room for `count`. */
 export function labelEvery(count: number, room: number, size: number): number {
   return Math.max(1, Math.ceil((count * size) / Math.max(1, room)));
