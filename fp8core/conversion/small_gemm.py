@@ -129,7 +129,8 @@ def keep_small_gemms(
         return SmallGemms(because=rule)
     wanted = [d for d in decisions if d.reason is None]
     if isinstance(rule, Mapping):
-        found = SmallGemms(dict(rule), resumed=True)
+        none = None if rule else "it kept no layer when the job began"
+        found = SmallGemms(dict(rule), resumed=bool(rule), because=none)
     else:
         found = _judge(model, wanted, rule, apart if fused else None)
     for decision in wanted:

@@ -196,6 +196,9 @@ def test_what_was_kept_when_the_job_began_is_kept_again(folder: Path) -> None:
     assert report.small_gemms.says == (
         "1 Linear layers stay in bf16, as they did when the job began"
     )
+    began = convert(make("Llama"), PlainEngine(), Conversion(), small_gemms={}).small_gemms
+    assert began is not None
+    assert began.says == ("the small-GEMM rule does not apply: it kept no layer when the job began")
     up = report.model.get_submodule("model.layers.0.mlp.up_proj")
     assert isinstance(up, torch.nn.Linear)
     down = report.model.get_submodule("model.layers.0.mlp.down_proj")
