@@ -10,7 +10,9 @@ const api = JSON.parse(await readFile(document, 'utf8'));
 await mkdir(folder, { recursive: true });
 
 // It changes what it is given: words of its own come into descriptions.
-const types = astToString(await openapiTS(structuredClone(api), { defaultNonNullable: false, silent: true }));
+const types = astToString(
+  await openapiTS(structuredClone(api), { defaultNonNullable: false, silent: true }),
+);
 await writeFile(new URL('schema.d.ts', folder), types);
 
 const schemas = api.components.schemas;
