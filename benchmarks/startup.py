@@ -60,7 +60,8 @@ class Up:
     def __init__(self, folder: Path, port: int) -> None:
         command = [sys.executable, "-m", "octrain", "up"]
         command += ["--data-dir", str(folder / "data"), "--root", str(folder), "--port", str(port)]
-        self._log = (folder / "up.log").open("ab")
+        self.log = folder / "up.log"
+        self._log = self.log.open("wb")
         began = time.monotonic()
         self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT)
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=30)
@@ -73,12 +74,13 @@ class Up:
             except (OSError, ValueError, AttributeError, httpx.HTTPError):
                 pass
             if self.process.poll() is not None:
-                raise SystemExit((folder / "up.log").read_text())
+                raise SystemExit(self.log.read_text())
             time.sleep(0.01)
         self.seconds = time.monotonic() - began
 
     def wait_for_a_node(self) -> None:
-        while not any(node["live"] for node in self.http.get("/nodes").json()["items"]):
+        """Returns when ``octrain up`` has said that its node is ready, so that nothing starts."""
+        while "Nodes ready" not in self.log.read_text():
             time.sleep(0.05)
 
     def wait_for_a_spare(self) -> None:
@@ -137,15 +139,16 @@ def main() -> None:
         folder, port = Path(name), free_port()
         up = Up(folder, port)
         print(f"first start                 {up.seconds:5.1f} s")
+        up.wait_for_a_node()
         idle = [up.stop()]
         later = []
         for number in range(chosen.starts):
             up = Up(folder, port)
             later.append(up.seconds)
+            up.wait_for_a_node()
             if number < chosen.starts - 1:
                 idle.append(up.stop())
         print(f"later start                 {_of(later)}")
-        up.wait_for_a_node()
         steps = []
         for _ in range(chosen.jobs):
             up.wait_for_a_spare()
