@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fp8core.numerics.block_floats import BLOCK, MOMENT, ROOT
+from fp8core.training.adamw_kernel import _MIX, _one_less_power
 from fp8core.training.adamw_kernel import _rounded as rounded
 
 __all__ = ["update_8bit"]
@@ -136,8 +137,8 @@ def _step(  # type: ignore[no-untyped-def]
     row_inside = rows * BLOCK < elements
 
     count = tl.load(step)
-    correction1 = 1.0 - tl.exp(count * tl.log(beta1))
-    correction2 = tl.sqrt(1.0 - tl.exp(count * tl.log(beta2)))
+    rate = lr / _one_less_power(beta1, count)
+    scale = 1.0 / tl.sqrt(_one_less_power(beta2, count))
 
     g = tl.load(gradient + places, mask=inside, other=0.0).to(tl.float32)
     if HAS_FACTOR:
@@ -151,17 +152,18 @@ def _step(  # type: ignore[no-untyped-def]
     m = tl.where(m_code > 127, -m, m)
     r = _decoded(r_code, r_exponents, R_BITS)
 
-    w = w - lr * weight_decay * w
+    w = w * (1.0 - lr * weight_decay)
     m = m + (1.0 - beta1) * (g - m)
     r = tl.sqrt(beta2 * r * r + (1.0 - beta2) * g * g)
-    w = w - (lr / correction1) * m / (r / correction2 + eps)
+    w = w - rate * m / (r * scale + eps)
 
-    # Four words of 32 bits for two elements, which need three halves each.
-    half = tl.arange(0, BLOCK // 2).to(tl.uint32)
-    pair = (rows * (BLOCK // 2)).to(tl.uint32)[:, None] + half[None, :]
-    one, two, three, four = tl.randint4x(seed, pair, n_rounds=7)
-    first = tl.interleave(one, three).to(tl.int32, bitcast=True)
-    second = tl.interleave(two, four).to(tl.int32, bitcast=True)
+    # A word of 32 bits for each element, of which three times 16 are made as in `adamw_kernel`.
+    quarter = tl.arange(0, BLOCK // 4).to(tl.uint32)
+    four = (rows * (BLOCK // 4)).to(tl.uint32)[:, None] + quarter[None, :]
+    a, b, c, d = tl.randint4x(seed, four, n_rounds=7)
+    word = tl.interleave(tl.interleave(a, c), tl.interleave(b, d))
+    first = word.to(tl.int32, bitcast=True)
+    third = (word * _MIX).to(tl.int32, bitcast=True)
 
     kind = weight.dtype.element_ty
     if HAS_MASTER:
@@ -180,7 +182,7 @@ def _step(  # type: ignore[no-untyped-def]
 
     r_bits = r.to(tl.int32, bitcast=True)
     r_exponents = _new_exponents(r_bits, R_BITS)
-    r_code = _code(r_bits, r_exponents, second & _LOWER, R_BITS)
+    r_code = _code(r_bits, r_exponents, (third >> 16) & _LOWER, R_BITS)
     r_code = tl.where(r_bits == 0, 0, tl.minimum(tl.maximum(r_code, 1), 255))
     tl.store(exp_avg_sq + places, r_code.to(tl.uint8), mask=inside)
     tl.store(exp_avg_sq_exponents + rows, r_exponents.to(tl.uint8), mask=row_inside)
