@@ -242,7 +242,11 @@ def test_a_hub_model_from_the_local_cache(hub_cache, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
 def test_loading_takes_the_memory_of_one_copy(save_llama, tmp_path, dtype):
-    """Peak memory while loading, in a process of its own, page cache of the file included."""
+    """Peak memory while loading, in a process of its own, page cache of the file included.
+
+    A small model comes first, so that the code which loads is in memory before it is measured.
+    """
+    _, small = save_llama(folder="small")
     model, folder = save_llama(
         hidden_size=512, intermediate_size=2048, num_hidden_layers=8, vocab_size=2000, shard="50MB"
     )
@@ -253,13 +257,15 @@ def test_loading_takes_the_memory_of_one_copy(save_llama, tmp_path, dtype):
         from fp8core.models import load
         from fp8core.spec import parse_spec
         torch.set_num_threads(1)
-        spec = parse_spec({{"model": {{"source": "path", "path": {str(folder)!r}}}, "training":
-            {{"sequence_length": 64}}, "data": {{"source": "builtin"}}, "recipe": {{}}}})
+        def spec(folder):
+            return parse_spec({{"model": {{"source": "path", "path": folder}}, "training":
+                {{"sequence_length": 64}}, "data": {{"source": "builtin"}}, "recipe": {{}}}})
         def peak():
             status = open("/proc/self/status").read()
             return int(status.split("VmHWM:")[1].split()[0]) * 1024
+        load(spec({str(small)!r}), device="cpu", dtype=torch.{dtype})
         before = peak()
-        model = load(spec, device="cpu", dtype=torch.{dtype}).model
+        model = load(spec({str(folder)!r}), device="cpu", dtype=torch.{dtype}).model
         print(peak() - before)
     """
     done = subprocess.run(
