@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
+from octrain.client.errors import OctrainError
 from octrain.client.models import (
     Node,
     NodeSample,
@@ -73,10 +74,17 @@ class AsyncKeys:
         return ApiKey.model_validate(await self._session.request("GET", _key(key_id)))
 
     async def edit(
-        self, key_id: str, *, name: str | None = None, expires_at: datetime | None = None
+        self,
+        key_id: str,
+        *,
+        name: str | None = None,
+        expires_at: datetime | None = None,
+        never_expires: bool = False,
     ) -> ApiKey:
-        """Rename a key, or say when it ends; what is None stays."""
-        changes: dict[str, Any] = {}
+        """Rename a key, or say when it ends, or that it does not; what is None stays."""
+        if never_expires and expires_at is not None:
+            raise OctrainError("A key that never expires has no expires_at: give one of them.")
+        changes: dict[str, Any] = {"expires_at": None} if never_expires else {}
         if name is not None:
             changes["name"] = name
         if expires_at is not None:

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 from octrain.client.curves import job_html
 from octrain.client.downloads import OnProgress, download_archive, download_artifact
-from octrain.client.errors import JobFailed, NotFound, OctrainError, WaitTimeout
-from octrain.client.events import follow
+from octrain.client.errors import JobFailed, NotFound, OctrainError, WaitTimeout, may_pass
+from octrain.client.events import PATIENCE_SECONDS, follow
 from octrain.client.frames import Metrics, metrics_of
 from octrain.client.logs import JobLog, LogFilter
 from octrain.client.models import (
@@ -121,16 +121,24 @@ class AsyncJob:
     async def wait(self, timeout: float | None = None, *, check: bool = False) -> AsyncJob:
         """Return self when the job has ended.
 
-        Errors: WaitTimeout after ``timeout`` seconds; with ``check``, JobFailed when it ended
-        other than ``succeeded``.
+        A server that goes away meanwhile is asked again, for a minute. Errors: WaitTimeout after
+        ``timeout`` seconds; with ``check``, JobFailed when it ended other than ``succeeded``.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        lost_at: float | None = None
         await self.refresh()
         while not self.data.is_final:
             left = LONG_POLL_SECONDS if deadline is None else deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeout(f"Job {self.id} is still {self.status} after {timeout:g} s.")
-            await self._long_poll(min(left, LONG_POLL_SECONDS))
+            try:
+                await self._long_poll(min(left, LONG_POLL_SECONDS))
+                lost_at = None
+            except OctrainError as error:
+                lost_at = lost_at or time.monotonic()
+                if not may_pass(error) or time.monotonic() - lost_at > PATIENCE_SECONDS:
+                    raise
+                await self._session.exchange.sleep(_POLL_PAUSE)
         if check and self.status != "succeeded":
             raise JobFailed(self.data)
         return self

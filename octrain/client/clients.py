@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
@@ -78,6 +78,12 @@ class AsyncClient:
         """What happens to all jobs of this key, live and without end; ``data["job_id"]`` says to
         which. ``after`` is an event's ``id`` to go on from, or 0 for everything so far."""
         return follow(self._session, "/events/stream", after=after)
+
+    async def create_key(
+        self, name: str, owner: str, scopes: Sequence[str], *, node: str | None = None
+    ) -> str:
+        """Make an API key (scope admin); the key alone, as ``keys.create`` gives it."""
+        return (await self.keys.create(name, owner, scopes, node=node)).key
 
     async def close(self) -> None:
         if self._own:
@@ -231,10 +237,30 @@ class AsyncDatasets:
         self._session = session
 
     async def upload(
-        self, path: str | Path, *, progress: OnUpload | None = None, **options: Any
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        media: str | None = None,
+        format: str = "text",
+        columns: Mapping[str, str] | None = None,
+        progress: OnUpload | None = None,
+        wait: bool = True,
+        patience_seconds: float = 60.0,
     ) -> Dataset:
-        """As ``Datasets.upload``, with the same options. ``progress`` is called in a thread."""
-        return await self._in_thread(lambda d: d.upload(path, progress=progress, **options))
+        """As ``Datasets.upload``. ``progress`` is called in a thread."""
+        return await self._in_thread(
+            lambda datasets: datasets.upload(
+                path,
+                name=name,
+                media=media,
+                format=format,
+                columns=columns,
+                progress=progress,
+                wait=wait,
+                patience_seconds=patience_seconds,
+            )
+        )
 
     async def get(self, dataset_id: str) -> Dataset:
         """The data set with this id. Errors: NotFound."""

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import quote
 
-from octrain.client.errors import DownloadDamaged, OctrainError, ServerUnreachable
+from octrain.client.errors import DownloadDamaged, OctrainError, ServerUnreachable, may_pass
 from octrain.client.models import Artifact, ArtifactFile
 from octrain.client.session import Session
 
@@ -75,7 +75,7 @@ async def download_archive(
             broken = 0 if after > before else broken + 1
             if broken > _RESUMPTIONS:
                 raise
-            await session.exchange.sleep(min(0.25 * 2**broken, 5.0))
+            await session.exchange.sleep(_pause(broken))
     if draft.stat().st_size != total:
         draft.unlink()
         tag.unlink(missing_ok=True)
@@ -123,25 +123,51 @@ async def _fetch_rest(
 async def _fetch(
     session: Session, job_id: str, artifact: Artifact, file: ArtifactFile, target: Path
 ) -> AsyncIterator[int]:
-    """Fetch one file; yields the bytes of each piece."""
+    """Fetch one file; yields the bytes of each piece, and takes them back where a server that
+    knows no ranges begins anew after a break."""
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = target.with_name(f".{target.name}.part")
     url = f"/jobs/{quote(job_id)}/artifacts/{quote(artifact.id)}/files/{quote(file.path)}"
-    digest = hashlib.sha256()
+    digest, have, broken = hashlib.sha256(), 0, 0
     try:
-        async with session.stream(
-            url, headers={"Accept": "*/*"}, read_timeout=_READ_TIMEOUT
-        ) as body:
-            with draft.open("wb") as out:
-                async for chunk in body.chunks():
-                    digest.update(chunk)
-                    out.write(chunk)
-                    yield len(chunk)
+        with draft.open("wb") as out:
+            while True:
+                before = have
+                headers = {"Accept": "*/*", "Accept-Encoding": "identity"}
+                if have:
+                    headers |= {"Range": f"bytes={have}-", "If-Range": f'"{file.sha256}"'}
+                try:
+                    async with session.stream(
+                        url, headers=headers, read_timeout=_READ_TIMEOUT
+                    ) as body:
+                        if have and body.answer.status_code != 206:
+                            yield -have
+                            digest, have = hashlib.sha256(), 0
+                            out.seek(0)
+                            out.truncate()
+                        async for chunk in body.chunks():
+                            digest.update(chunk)
+                            out.write(chunk)
+                            have += len(chunk)
+                            yield len(chunk)
+                    break
+                except OctrainError as error:
+                    broken = 0 if have > before else broken + 1
+                    if broken > _RESUMPTIONS or not may_pass(error):
+                        raise
+                    if have and have >= file.size:
+                        break
+                    await session.exchange.sleep(_pause(broken))
         if digest.hexdigest() != file.sha256:
             raise DownloadDamaged(f"{file.path} arrived damaged (its sha256 differs). Try again.")
         os.replace(draft, target)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _pause(broken: int) -> float:
+    """Seconds before the next try, after so many without a byte."""
+    return min(0.25 * 2.0**broken, 5.0)
 
 
 def _below(folder: Path, path: str) -> Path:

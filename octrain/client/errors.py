@@ -176,3 +176,8 @@ def exception_for(type_uri: str, status: int) -> type[OctrainError]:
     name = type_uri.rstrip("/").rsplit("/", 1)[-1]
     fallback = ServerError if status >= 500 else OctrainError
     return _BY_NAME.get(name) or _BY_STATUS.get(status, fallback)
+
+
+def may_pass(error: OctrainError) -> bool:
+    """Whether the same request can succeed later: nobody answered, or the server could not."""
+    return isinstance(error, ServerUnreachable) or error.status == 429 or error.status >= 500

@@ -7,12 +7,14 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 
-from octrain.client.errors import OctrainError, ServerUnreachable
+from octrain.client.errors import OctrainError, may_pass
 from octrain.client.models import StreamEvent
 from octrain.client.session import Session
 
 # The server sends a comment at least every 15 s; three missed ones mean a dead connection.
 SILENCE_SECONDS = 45.0
+# How long a server may be away, as one is that is started again.
+PATIENCE_SECONDS = 60.0
 _PAUSE = 0.5
 
 
@@ -63,12 +65,13 @@ async def follow(
     path: str,
     *,
     after: int | str | None = None,
-    patience_seconds: float = 60.0,
+    patience_seconds: float = PATIENCE_SECONDS,
 ) -> AsyncGenerator[StreamEvent, None]:
     """Every event after the id ``after``, each once, until ``end``.
 
     A broken connection, or one that the server has ended for its age, is opened again from the
-    last event seen; ServerUnreachable is raised when that has not worked for ``patience_seconds``.
+    last event seen; ServerUnreachable is raised when that has not worked for ``patience_seconds``,
+    and at once where no server has ever answered.
     """
     lost_at: float | None = None
     while True:
@@ -95,8 +98,7 @@ async def follow(
                             return
         except OctrainError as error:
             lost_at = lost_at or time.monotonic()
-            passes = isinstance(error, ServerUnreachable) or error.status == 429
-            passes = passes or error.status >= 500
+            passes = may_pass(error) and not session.never_answered(error)
             if not passes or time.monotonic() - lost_at > patience_seconds:
                 raise
             pause = max(_PAUSE, min(error.retry_after or 0.0, 30.0))

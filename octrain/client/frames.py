@@ -21,7 +21,7 @@ class Metrics(list[Series]):
 
     def to_numpy(self) -> dict[str, np.ndarray]:
         """For each name a float64 array of shape [points, 2]: step, value; attempts joined in
-        their order. Needs numpy."""
+        their order, and jobs too (``Series.to_numpy`` gives one apart). Needs numpy."""
         numpy = _needed("numpy")
         arrays: dict[str, list[Any]] = {}
         for series in self:
@@ -32,14 +32,17 @@ class Metrics(list[Series]):
         """A frame with a row for each point: ``job_id, name, attempt, step, value``.
 
         ``wide`` gives one row a step and one column a metric instead (the values of the last
-        attempt that has the step). Needs pandas.
+        attempt that has the step); of several jobs one a job and metric. Needs pandas.
         """
         pandas = _needed("pandas")
         frame: pd.DataFrame = pandas.DataFrame(self._columns(), columns=list(_COLUMNS))
         if not wide:
             return frame
-        frame = frame.drop_duplicates(["name", "step"], keep="last")
-        return frame.pivot(index="step", columns="name", values="value")
+        columns = ["job_id", "name"] if frame["job_id"].nunique() > 1 else ["name"]
+        frame = frame.drop_duplicates([*columns, "step"], keep="last")
+        return frame.pivot(
+            index="step", columns=columns if len(columns) > 1 else "name", values="value"
+        )
 
     def to_arrow(self) -> Any:
         """A ``pyarrow.Table`` with a row for each point: ``job_id``, ``name`` (strings),

@@ -119,6 +119,10 @@ class Session:
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
 
+    def never_answered(self, error: OctrainError) -> bool:
+        """Whether this error says that nothing is there, and nothing ever was."""
+        return not self._answered and isinstance(error.__cause__, httpx.ConnectError)
+
     def _url(self, path: str) -> str:
         return f"{self.connection.url}/v1{path}"
 

@@ -49,6 +49,38 @@ def test_download_fetches_checks_and_keeps_what_is_there(
     assert len(server.requests) == before + 1, "only the list is asked for again"
 
 
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_file_goes_on_where_its_connection_broke(
+    client: Any, server: Any, reply: Any, job_object: JobObject, tmp_path: Path, ranges: bool
+) -> None:
+    data = bytes(range(256)) * 2000
+    digest = hashlib.sha256(data).hexdigest()
+    server.routes["GET /v1/jobs/job_1"] = lambda r: reply(job_object())
+    artifact_routes(server, reply, {"model.safetensors": data})
+    asked: list[str | None] = []
+
+    def serve(request: Any) -> Any:
+        wanted = request.headers.get("range")
+        asked.append(wanted)
+        if len(asked) == 2:
+            return reply({"detail": "It is being started again."}, 503)
+        if wanted is None or not ranges:
+            return reply(data, cut=300_000 if len(asked) == 1 else None)
+        assert request.headers["if-range"] == f'"{digest}"'
+        return reply(data[int(wanted.removeprefix("bytes=").removesuffix("-")) :], 206)
+
+    server.routes["GET /v1/jobs/job_1/artifacts/art_1/files/model.safetensors"] = serve
+    told: list[tuple[int, int]] = []
+    folder = client.jobs.get("job_1").download(
+        "model", tmp_path / "m", on_progress=lambda path, have, total: told.append((have, total))
+    )
+    assert (folder / "model.safetensors").read_bytes() == data
+    assert told[-1] == (len(data), len(data))
+    assert (asked[0], len(asked)) == (None, 3)
+    assert None not in asked[1:], "what had arrived is not asked for again"
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+
+
 def test_a_damaged_download_leaves_no_file(
     client: Any, server: Any, reply: Any, job_object: JobObject, tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from octrain.client import (
     JobFailed,
     Metrics,
     MissingExtra,
+    NotFound,
     Series,
     WaitTimeout,
 )
@@ -75,6 +76,20 @@ def test_wait_long_polls_from_the_version_it_knows(
         job.wait(check=True)
 
 
+def test_wait_outlasts_a_server_that_is_started_again(
+    client: Any, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    away = [reply({"detail": "later"}, 503, {"Retry-After": "0"})] * 6  # a request bears 3
+    ended = job_object(status="succeeded", is_final=True)
+    answers = iter([reply(job_object()), reply(job_object()), *away, reply(ended)])
+    server.routes["GET /v1/jobs/job_1"] = lambda r: next(answers)
+    assert client.jobs.get("job_1").wait().status == "succeeded"
+    gone = iter([reply(job_object()), reply(job_object()), reply({"detail": "none"}, 404)])
+    server.routes["GET /v1/jobs/job_1"] = lambda r: next(gone)
+    with pytest.raises(NotFound):
+        client.jobs.get("job_1").wait()
+
+
 def test_wait_gives_up_after_its_timeout(
     client: Any, server: Any, reply: Any, job_object: JobObject
 ) -> None:
@@ -94,6 +109,21 @@ def test_metrics_become_numbers_and_arrays(
     assert server.requests[-1].query == {"keys": "train/loss,eval/loss", "max_points": "100"}
     assert found.steps == [1, 2, 3]
     np.testing.assert_array_equal(found.to_numpy(), [[1, 3.5], [2, np.nan], [3, 2.5]])
+
+
+def test_jobs_beside_each_other_in_one_frame() -> None:
+    pytest.importorskip("pandas")
+    found = Metrics(
+        [
+            Series(job_id="job_1", name="train/loss", attempt=1, points=[(1, 3.0), (2, 2.9)]),
+            Series(job_id="job_1", name="train/loss", attempt=2, points=[(2, 2.0)]),
+            Series(job_id="job_2", name="train/loss", attempt=1, points=[(1, 5.0), (2, 4.0)]),
+        ]
+    )
+    wide = found.to_pandas(wide=True)
+    assert wide[("job_1", "train/loss")].tolist() == [3.0, 2.0], "the later attempt's"
+    assert wide[("job_2", "train/loss")].tolist() == [5.0, 4.0]
+    assert list(Metrics(found[:2]).to_pandas(wide=True).columns) == ["train/loss"]
 
 
 def test_a_missing_library_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from octrain.client import (
+    Client,
     LogFilter,
+    ServerUnreachable,
 )
+from octrain.client.http import BlockingExchange
 
 JobObject = Callable[..., dict[str, Any]]
 
@@ -126,3 +131,12 @@ def test_the_last_lines_and_a_saved_log(
     assert saved.read_bytes() == b"a\nb\n"
     assert server.requests[-1].query == {"rank": "2"}
     assert list(tmp_path.iterdir()) == [saved]
+
+
+def test_a_server_that_never_answered_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sleep(self: Any, seconds: float) -> None:
+        raise AssertionError("it waits for a server that nobody has seen")
+
+    monkeypatch.setattr(BlockingExchange, "sleep", sleep)
+    with Client("http://127.0.0.1:1", "k") as client, pytest.raises(ServerUnreachable):
+        next(client.events())
