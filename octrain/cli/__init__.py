@@ -14,7 +14,7 @@ def main() -> None:
     from pydantic import ValidationError
 
     from octrain.cli.app import app
-    from octrain.cli.exits import Exit, exit_of
+    from octrain.cli.exits import Exit, exit_of, members_of
     from octrain.client import OctrainError
     from octrain.local.errors import LocalStackError
 
@@ -22,14 +22,7 @@ def main() -> None:
         # By its own name also as `python -m octrain`: completion is installed under it.
         app(prog_name="octrain")
     except OctrainError as error:
-        members = {
-            "type": error.type,
-            "title": error.title,
-            "status": error.status,
-            "errors": [problem.model_dump(mode="json") for problem in error.problems],
-            "request_id": error.request_id,
-        }
-        _fail(str(error), error.detail, exit_of(error), members)
+        _fail(str(error), error.detail, exit_of(error), members_of(error))
     except ValidationError as error:
         detail = (
             f"The server's answer is not what this version understands ({error.title}: "
@@ -47,9 +40,8 @@ def main() -> None:
 
 def _fail(message: str, detail: str, status: int, members: dict[str, object]) -> None:
     if "--json" in sys.argv:
-        known = {key: value for key, value in members.items() if value}
         print(
-            json.dumps({"error": {"detail": detail, **known, "exit": int(status)}}, indent=2),
+            json.dumps({"error": {"detail": detail, **members, "exit": int(status)}}, indent=2),
             file=sys.stderr,
         )
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from rich.markup import escape
 from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
 from octrain.cli.documents import apply_settings, read_document
-from octrain.cli.exits import Exit, exit_of
+from octrain.cli.exits import Exit, exit_of, members_of
 from octrain.cli.options import AllowWaitingOption, JobsArgument, SetOption, pairs
 from octrain.cli.render import status_text
 from octrain.client import Client, Job, JobData, OctrainError, ServerUnreachable
@@ -149,7 +150,7 @@ def rm(
             except ServerUnreachable:
                 raise
             except OctrainError as error:
-                failed = _say(job_id, error)
+                failed = _say(job_id, error, json_output)
                 continue
             deleted.append(job_id)
             if not json_output:
@@ -180,7 +181,7 @@ def _each(
             except ServerUnreachable:
                 raise
             except OctrainError as error:
-                failed = _say(job_id, error)
+                failed = _say(job_id, error, json_output)
     if wait:
         for job in changed:
             job.wait()
@@ -194,9 +195,14 @@ def _each(
         raise typer.Exit(failed)
 
 
-def _say(job_id: str, error: OctrainError) -> Exit:
-    print(f"octrain: {job_id}: {error}", file=sys.stderr)
-    return exit_of(error)
+def _say(job_id: str, error: OctrainError, json_output: bool) -> Exit:
+    status = exit_of(error)
+    if json_output:
+        told = {"job_id": job_id, "detail": error.detail, **members_of(error), "exit": int(status)}
+        print(json.dumps({"error": told}), file=sys.stderr)
+    else:
+        print(f"octrain: {job_id}: {error}", file=sys.stderr)
+    return status
 
 
 def _print_job(job: JobData) -> None:

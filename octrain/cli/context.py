@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -39,6 +40,8 @@ def as_json(value: Any) -> Any:
     """The JSON form of answers; NaN and infinities as strings, as the server gives them."""
     if isinstance(value, BaseModel):
         return json.loads(value.model_dump_json())
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
     if isinstance(value, Iterable) and not isinstance(value, str | bytes):

@@ -71,3 +71,15 @@ def exit_of(error: OctrainError) -> Exit:
             return status
     # A data set that its check refused has the status of an invalid request.
     return Exit.USAGE if error.status == 422 else Exit.FAILED
+
+
+def members_of(error: OctrainError) -> dict[str, object]:
+    """What an error tells beside its detail, as ``--json`` prints it, without what is not known."""
+    members: dict[str, object] = {
+        "type": error.type,
+        "title": error.title,
+        "status": error.status,
+        "errors": [problem.model_dump(mode="json") for problem in error.problems],
+        "request_id": error.request_id,
+    }
+    return {key: value for key, value in members.items() if value}

@@ -86,14 +86,22 @@ def edit(
     key: KeyArgument,
     name: Annotated[str | None, typer.Option(help="A new name.")] = None,
     expires_in: ExpiresOption = None,
+    never_expires: Annotated[
+        bool, typer.Option("--never-expires", help="Take its end back.")
+    ] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Rename a key, or say when it ends."""
-    if name is None and expires_in is None:
-        raise typer.BadParameter("Say what to change: --name or --expires-in")
+    if name is None and expires_in is None and not never_expires:
+        raise typer.BadParameter("Say what to change: --name, --expires-in or --never-expires")
+    if expires_in is not None and never_expires:
+        raise typer.BadParameter("--never-expires goes without --expires-in")
     expires_at = _end(expires_in)
     with context.client() as client:
-        _print(client.keys.edit(key, name=name, expires_at=expires_at), json_output)
+        changed = client.keys.edit(
+            key, name=name, expires_at=expires_at, never_expires=never_expires
+        )
+    _print(changed, json_output)
 
 
 @app.command()

@@ -39,12 +39,12 @@ def logs(
 ) -> None:
     """Print what the trainer said (with --json: one JSON object a line)."""
     wanted = LogFilter(levels=level or (), text=grep, attempt=attempt, rank=rank)
-    if output is not None and (follow or tail is not None or json_output):
-        raise typer.BadParameter("--output saves the whole log: without --follow, --tail, --json")
+    if output is not None and (follow or tail is not None):
+        raise typer.BadParameter("--output saves the whole log: without --follow and --tail")
     with context.client() as client:
         handle = client.jobs.get(job)
         if output is not None:
-            console.print(f"Saved {escape(str(handle.save_log(output, wanted)))}", highlight=False)
+            _print_saved(handle.save_log(output, wanted), json_output)
             return
         if follow:
             lines = handle.follow_logs(tail=tail, wanted=wanted)
@@ -92,10 +92,7 @@ def metrics(
             if output.suffix not in (".csv", ".arrow", ".arrows"):
                 raise typer.BadParameter("--output: the name must end in .csv or .arrow")
             saved = handle.save_metrics(output, *(names or []), max_points=max_points)
-            if json_output:
-                context.print_json({"file": str(saved.absolute())})
-            else:
-                console.print(f"Saved {escape(str(saved))}", highlight=False)
+            _print_saved(saved, json_output)
             return
         series = handle.metrics(
             *(names or []),
@@ -123,6 +120,13 @@ def metrics(
             sparkline(values),
         )
     console.print(rows)
+
+
+def _print_saved(file: Path, json_output: bool) -> None:
+    if json_output:
+        context.print_json({"file": str(file.absolute())})
+    else:
+        console.print(f"Saved {escape(str(file))}", highlight=False)
 
 
 def _follow_all(json_output: bool) -> None:

@@ -23,6 +23,9 @@ from octrain.cli.render import duration, number
 from octrain.client import AsyncClient, AsyncJob, Job, StreamEvent
 
 _LINE_SECONDS = 5.0
+# Of the stream only what is shown: logs and each layer's health can be a thousand times that.
+_SHOWN = ("status", "metrics")
+_METRICS = ("train/loss", "eval/loss", "perf/tokens_per_second")
 
 
 class JobBars:
@@ -59,7 +62,7 @@ class JobBars:
         task = self._progress.add_task(title, total=None, state=job.status, steps="?")
         view = _View(job, lambda view: self._show(title, task, view))
         view.show()
-        view.follow(job.stream())
+        view.follow(job.stream(after=job.data.last_event, include=_SHOWN, metrics=_METRICS))
         job.refresh()
         view.status = job.status
         self._show(title, task, view, last=True)
@@ -71,7 +74,7 @@ class JobBars:
         task = self._progress.add_task(title, total=None, state=job.status, steps="?")
         view = _View(job, lambda view: self._show(title, task, view))
         view.show()
-        async for event in job.stream():
+        async for event in job.stream(after=job.data.last_event, include=_SHOWN, metrics=_METRICS):
             view.take(event)
         await job.refresh()
         view.status = job.status
@@ -101,7 +104,7 @@ class _View:
         self.status = job.status
         self.step = job.data.progress.step
         self.total = job.data.progress.total_steps
-        self.eta: float | None = None
+        self.eta = job.data.progress.eta_seconds
         self.metrics: dict[str, float] = dict(job.data.latest_metrics)
         self.waiting_for: str | None = job.data.waiting_for
         self.printed = time.monotonic()

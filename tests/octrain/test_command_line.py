@@ -151,6 +151,32 @@ def test_every_list_prints_a_table_and_json(
     assert '"NaN"' in command("metrics", "job_1", "--json", url=server.url).stdout
 
 
+def test_json_holds_no_number_that_json_has_not(
+    command: Run, server: Any, reply: Any, job_object: JobObject
+) -> None:
+    newest = {"train/loss": "NaN", "eval/loss": "-Infinity", "train/lr": 0.5}
+    for name in ("job_1", "job_2"):
+        job = job_object(id=name, latest_metrics=newest)
+        server.routes[f"GET /v1/jobs/{name}"] = lambda r, job=job: reply(job)
+    part = {"id": "job_1", "latest_metrics": newest}
+    server.routes["GET /v1/jobs"] = lambda r: reply({"items": [part], "next_cursor": None})
+
+    def refuse(constant: str) -> Any:
+        raise AssertionError(f"{constant} is no JSON")
+
+    for arguments in (
+        ("ls", "--fields", "latest_metrics"),
+        ("diff", "job_1", "job_2"),
+        ("show", "job_1"),
+    ):
+        answer = command(*arguments, "--json", url=server.url)
+        assert answer.returncode == 0, answer.stderr
+        json.loads(answer.stdout, parse_constant=refuse)
+        assert '"NaN"' in answer.stdout
+        assert '"-Infinity"' in answer.stdout
+        assert command(*arguments, url=server.url).returncode == 0
+
+
 def test_help_tells_the_exit_statuses(octrain: Run) -> None:
     answer = octrain("--help")
     assert answer.returncode == 0
@@ -198,6 +224,8 @@ def test_logs_are_followed_narrowed_and_saved(
     target = tmp_path / "job.log"
     saved = command("logs", "job_1", "-o", str(target), url=server.url)
     assert (saved.returncode, target.read_text()) == (0, "all\n")
+    told = command("logs", "job_1", "-o", str(target), "--json", url=server.url)
+    assert told.json() == {"file": str(target)}
     assert command("logs", "job_1", "-f", "-o", str(target), url=server.url).returncode == 2
 
 

@@ -146,6 +146,9 @@ def test_many_jobs_are_cancelled_at_once(run: Call, spec_file: str) -> None:
     jobs = [submitted(run, spec_file, "--set", f"labels.n={n}") for n in ("a", "b", "c")]
     partly = run("cancel", jobs[0], "job_none", "--json")
     assert (partly.returncode, [one["id"] for one in partly.json()]) == (3, [jobs[0]])
+    error = json.loads(partly.stderr)["error"]
+    assert (error["job_id"], error["exit"], error["status"]) == ("job_none", 3, 404)
+    assert "job_none: " in run("pause", "job_none", "job_nil").stderr
     assert [r["job_id"] for r in run("cancel", "--label", "n=b", "--json").json()] == [jobs[1]]
     assert [r["job_id"] for r in run("cancel", "--all", "--json").json()] == [jobs[2]]
     assert run("cancel").returncode == 2
@@ -171,6 +174,11 @@ def test_recipes_keys_webhooks_nodes_and_audit(
     ).json()  # fmt: skip
     assert run("keys", "show", "--json", key=made["key"]).json()["id"] == made["id"]
     assert made["id"] in run("keys", "ls", key=admin).stdout
+    assert made["expires_at"] is not None
+    endless = run("keys", "edit", made["id"], "--never-expires", "--json", key=admin).json()
+    assert (endless["expires_at"], endless["name"]) == (None, "laptop")
+    both = ("--never-expires", "--expires-in", "1d")
+    assert run("keys", "edit", made["id"], *both, key=admin).returncode == 2
     assert run("keys", "rotate", made["id"], "--grace", "0s", "--json", key=admin).json()["key"]
     assert run("ls", key=made["key"]).returncode == 4
     assert run("keys", "revoke", made["id"], key=admin).returncode == 0
