@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+import fsspec
 import pytest
 
 
@@ -91,7 +92,32 @@ async def test_artifacts_are_listed_and_downloaded(
         assert answer.headers["etag"] == f'"{file["sha256"]}"'
     part = await user.get(f"{base}/sub/model.safetensors", headers={"Range": "bytes=1-3"})
     assert (part.status_code, part.content) == (206, b"\x01\x00\x01")
+    assert part.headers["content-range"] == "bytes 1-3/10000"
     assert (await user.get(f"/jobs/{running_job}/artifacts?kind=report")).json()["items"] == []
+
+
+@pytest.mark.parametrize("place", ["folder", "object store"])
+async def test_parts_of_a_file_wherever_it_lies(
+    user: Any, running_job: str, stored: Any, lone_service: Any, place: str
+) -> None:
+    path, whole = "sub/model.safetensors", b"\x00\x01" * 5000
+    if place == "object store":
+        fsspec.filesystem("memory").pipe(f"/{running_job}/{path}", whole)
+        await lone_service.sql("UPDATE artifacts SET url = :url", url=f"memory://{running_job}")
+    url = f"/jobs/{running_job}/artifacts/{stored['id']}/files/{path}"
+    answer = await user.get(url)
+    assert (answer.status_code, answer.content) == (200, whole)
+    etag = answer.headers["etag"]
+    part = await user.get(url, headers={"Range": "bytes=9000-", "If-Range": etag})
+    assert (part.status_code, part.content) == (206, whole[9000:])
+    assert (part.headers["content-range"], part.headers["etag"]) == ("bytes 9000-9999/10000", etag)
+    beyond = await user.get(url, headers={"Range": "bytes=10000-"})
+    assert (beyond.status_code, beyond.json()["type"]) == (416, "/problems/range-not-satisfiable")
+    assert beyond.headers["content-range"] == "bytes */10000"
+    other = {"Range": "bytes=0-9", "If-Range": '"other"'}
+    for ignored in (other, {"Range": "bytes=a-b"}, {"Range": "bytes=0-1,4-5"}, {"Range": "x"}):
+        answer = await user.get(url, headers=ignored)
+        assert (answer.status_code, answer.content) == (200, whole), ignored
 
 
 async def test_only_registered_files_below_the_store_are_served(

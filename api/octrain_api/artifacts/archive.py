@@ -35,6 +35,23 @@ class StoredFile:
             return self.local.open("rb")
         return store.open_file(self.url, self.path)
 
+    def read(self, start: int, end: int) -> Iterator[bytes]:
+        """The bytes from `start` up to, not including, `end`. Blocks.
+
+        Raises FileChanged when the file is no longer as long as it was registered.
+        """
+        wanted = end - start
+        with self.open() as stream:
+            if stream.seek(0, io.SEEK_END) != self.size:
+                raise FileChanged(f"{self.path} is not as long as it was registered")
+            stream.seek(start)
+            while wanted > 0:
+                chunk = stream.read(min(_CHUNK, wanted))
+                if not chunk:
+                    raise FileChanged(f"{self.path} ended early")
+                wanted -= len(chunk)
+                yield chunk
+
 
 @dataclass(frozen=True)
 class TextFile:
@@ -94,26 +111,13 @@ class TarArchive:
             if isinstance(part, bytes):
                 yield part[start : start + wanted]
             else:
-                yield from _read(part, start, wanted)
+                yield from part.read(start, start + wanted)
             left -= wanted
             start = 0
 
 
 def _size(part: bytes | StoredFile) -> int:
     return part.size if isinstance(part, StoredFile) else len(part)
-
-
-def _read(file: StoredFile, start: int, wanted: int) -> Iterator[bytes]:
-    with file.open() as stream:
-        if stream.seek(0, io.SEEK_END) != file.size:
-            raise FileChanged(f"{file.path} is not as long as it was registered")
-        stream.seek(start)
-        while wanted > 0:
-            chunk = stream.read(min(_CHUNK, wanted))
-            if not chunk:
-                raise FileChanged(f"{file.path} ended early")
-            wanted -= len(chunk)
-            yield chunk
 
 
 def parse_range(header: str | None, size: int) -> tuple[int, int] | None:

@@ -42,14 +42,12 @@ class ArtifactService:
         """The artifacts of a job, oldest first."""
         return [_artifact_object(a) for a in await self._artifacts.list_of(job_id, kind)]
 
-    async def file(
-        self, job_id: str, artifact_id: str, path: str
-    ) -> tuple[dict[str, Any], Path | Iterator[bytes]]:
-        """A registered file's row and where its bytes are: a local path, or the bytes."""
+    async def file(self, job_id: str, artifact_id: str, path: str) -> StoredFile:
+        """A registered file that the store holds."""
         artifact = await self._artifacts.get(job_id, artifact_id)
         if artifact is None:
             raise not_found("artifact", artifact_id)
-        return await self._open(artifact, path)
+        return await self._stored(artifact, path)
 
     async def model_archive(self, job: Job) -> TarArchive:
         """The job's exported model, with a model card, as an archive that is not made yet."""
@@ -65,13 +63,7 @@ class ArtifactService:
         for file in sorted(artifact.files, key=lambda row: str(row["path"])):
             if file["path"] == _CARD:
                 continue
-            row, content = await self._open(artifact, file["path"])
-            local = content if isinstance(content, Path) else None
-            files.append(
-                StoredFile(
-                    file["path"], row["size"], row["sha256"], artifact.url, file["path"], local
-                )
-            )
+            files.append(await self._stored(artifact, file["path"]))
         card = model_card(
             job,
             loads_with=_LOADS_WITH[job.spec["task"]],
@@ -132,6 +124,11 @@ class ArtifactService:
         else:
             data = await asyncio.to_thread(b"".join, content)
         return json.loads(data)
+
+    async def _stored(self, artifact: Artifact, path: str) -> StoredFile:
+        row, content = await self._open(artifact, path)
+        local = content if isinstance(content, Path) else None
+        return StoredFile(path, row["size"], row["sha256"], artifact.url, path, local)
 
     async def _open(
         self, artifact: Artifact, path: str
