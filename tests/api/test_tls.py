@@ -20,6 +20,8 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
+import redis
+from celery import Celery
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -34,8 +36,10 @@ from octrain_api.readiness import Readiness
 from octrain_api.server import make_server
 from octrain_api.settings import BrokerSettings, DatabaseSettings, HttpSettings
 from octrain_worker.api_client import ApiClient, ApiRefused, ApiUnavailable
+from octrain_worker.celery_app import celery_settings
 from octrain_worker.enrolment import with_node_key
 from octrain_worker.settings import ApiSettings, NodeSettings, WorkerSettings
+from octrain_worker.settings import BrokerSettings as NodeBrokerSettings
 
 PASSWORD = "of-the-key"
 
@@ -273,6 +277,24 @@ async def test_the_broker_over_rediss(
         assert found.checks["broker"].startswith("cannot be reached")
     settings = lone_service.settings.model_copy(update={"broker": trusted})
     assert (await Readiness(lone_service.database, settings).check()).checks["broker"] == "ok"
+
+
+def test_a_node_reaches_the_broker_over_rediss(
+    authority: Authority, stranger: Authority, broker: str
+) -> None:
+    def reach(ca_file: Path | None) -> bool:
+        settings = WorkerSettings(
+            api=ApiSettings(ca_file=ca_file), broker=NodeBrokerSettings(redis_url=broker)
+        )
+        app = Celery("node", broker=settings.broker.redis_url)
+        app.conf.update(celery_settings(settings, "node.tls", 1))
+        with app.connection_for_read() as connection, connection.channel() as channel:
+            return bool(channel.client.ping())
+
+    assert reach(authority.ca_file)
+    for ca_file in (None, stranger.ca_file):
+        with pytest.raises(redis.exceptions.ConnectionError):
+            reach(ca_file)
 
 
 async def test_the_database_over_tls(
