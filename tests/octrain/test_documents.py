@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from octrain.cli.exits import MEANINGS, Exit
 from octrain.cli.importing import from_accelerate
 from octrain.cli.options import moment, span
 
+TESTS = Path(__file__).parents[1]
+DOCS = TESTS.parent / "docs"
 STAND_INS = {
     "model": {"source": "path", "path": "model"},
     "data": {"source": "jsonl", "path": "data"},
@@ -185,6 +188,22 @@ def test_times() -> None:
 
 def test_the_page_shows_the_table_of_exit_statuses() -> None:
     assert set(MEANINGS) == set(Exit)
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    page = (DOCS / "cli.md").read_text()
     for code, meaning in MEANINGS.items():
         assert f"| {int(code)} | {meaning} |" in page
+
+
+def test_the_page_of_features_has_each_once_and_names_tests_that_are_there() -> None:
+    numbers: list[int] = []
+    for row in (DOCS / "features.md").read_text().splitlines():
+        found = re.match(r"\| (\d[\d, to]*) \|", row)
+        if found is None:
+            continue
+        first, _, last = found[1].partition(" to ")
+        listed = [int(number) for number in first.split(", ")]
+        numbers += range(listed[0], int(last) + 1) if last else listed
+        shown_by = re.findall(r"`([^`]+)`", row.split(" | ")[-1])
+        assert shown_by or "**left out**" in row, row
+        for name in shown_by:
+            assert (TESTS / name).exists(), f"{found[1]}: {name}"
+    assert sorted(numbers) == list(range(1, 75))
