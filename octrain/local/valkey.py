@@ -58,7 +58,7 @@ class ValkeyServer:
         program = self.account.reachable_program(find_valkey())
 
         def running() -> list[int]:
-            return servers_in(folder, program.name)
+            return servers_in(folder, program.resolve().name)
 
         if left := await_absence(running, 10.0):
             raise LocalStackError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 from pathlib import Path
@@ -12,6 +13,9 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from octrain.local import binaries
+from octrain.local.errors import LocalStackError
+from octrain.local.processes import await_absence
 from octrain.local.valkey import ValkeyServer
 
 
@@ -64,3 +68,28 @@ def test_a_taken_port_is_exchanged_for_another(server: ValkeyServer) -> None:
             assert redis.Redis.from_url(server.url()).ping()
         finally:
             server.stop()
+
+
+def test_a_server_on_the_path_is_called_by_its_name_there(
+    server: ValkeyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second choice, as Debian and Ubuntu install it: a link to the program that checks files,
+    which is the server when it is called so."""
+    program = tmp_path / "bin" / "valkey-check-rdb"
+    program.parent.mkdir()
+    shutil.copy2(binaries.find_valkey(), program)
+    (tmp_path / "bin" / "valkey-server").symlink_to(program.name)
+    monkeypatch.setattr(binaries, "_package_folder", lambda name: None)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    assert binaries.find_valkey() == tmp_path / "bin" / "valkey-server"
+    server.start()
+    try:
+        assert redis.Redis.from_url(server.url()).ping()
+        # And it is known for what it is to whoever would start a second one on its folder.
+        monkeypatch.setattr(
+            "octrain.local.valkey.await_absence", lambda find, seconds: await_absence(find, 0.0)
+        )
+        with pytest.raises(LocalStackError, match=f"process {server.process.pid}"):
+            ValkeyServer(tmp_path, tmp_path / "second.log").start()
+    finally:
+        server.stop()
