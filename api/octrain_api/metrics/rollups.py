@@ -17,6 +17,9 @@ MIN_DENSITY = 12
 # Columns that are summed up together: bounds the memory.
 _COLUMNS = 64
 _PLACE = np.dtype("<i2")
+# So many series have a place that such a number can name. The coarsest level needs none: it has all
+# of them, in order.
+_MOST_PLACES = 1 << 15
 # Of each bucket its first step, and the time and tokens of its last row.
 BUCKET = np.dtype([("first", "<i8"), ("time", "<f8"), ("tokens", "<i8")])
 
@@ -35,7 +38,7 @@ class Rollup:
 def roll_up(block: Block) -> list[Rollup]:
     """The rollups of a block at every level."""
     parts: dict[int, list[bytes]] = {level: [] for level in LEVELS}
-    places = {level: np.full(len(block.names), -1, dtype=_PLACE) for level in LEVELS}
+    places = {level: np.full(len(block.names), -1) for level in LEVELS}
     taken = dict.fromkeys(LEVELS, 0)
     counts = [len(np.unique(block.rows.steps // level)) for level in LEVELS]
     # A level of nearly as many buckets as the next is of no use beside that.
@@ -53,7 +56,10 @@ def roll_up(block: Block) -> list[Rollup]:
             width = level
             dense = buckets.count.sum(axis=1) >= MIN_DENSITY * len(keys)
             dense &= useful[level]
-            chosen = np.flatnonzero(dense) if level != LEVELS[-1] else np.arange(len(dense))
+            if level == LEVELS[-1]:
+                chosen = np.arange(len(dense))
+            else:
+                chosen = np.flatnonzero(dense)[: _MOST_PLACES - taken[level]]
             if len(chosen):
                 places[level][start + chosen] = taken[level] + np.arange(len(chosen))
                 taken[level] += len(chosen)
@@ -74,7 +80,8 @@ def _rollup(block: Block, level: int, places: Any, data: bytes) -> Rollup:
     rows["first"] = keys[last] * level
     rows["time"], rows["tokens"] = block.rows.times[last], block.rows.tokens[last]
     every = np.array_equal(places, np.arange(len(places)))
-    return Rollup(level, len(last), rows.tobytes(), None if every else places.tobytes(), data)
+    stored = None if every else places.astype(_PLACE).tobytes()
+    return Rollup(level, len(last), rows.tobytes(), stored, data)
 
 
 def place_of(places: bytes | None, column: int) -> int:
