@@ -25,7 +25,9 @@ ENV OCTRAIN_ARTIFACT_URL=file:///var/lib/octrain/artifacts
 ENTRYPOINT ["python", "-m", "octrain_worker"]
 CMD ["run", "--data-dir", "/var/lib/octrain/worker"]
 
-FROM nvcr.io/nvidia/pytorch:26.03-py3 AS gpu
+# 26.09 brings torch 2.14.0a0+b2c75dd062.nv26.09 and Transformer Engine 2.19.0. To pip a pre-release comes
+# before its release: 26.03 with torch 2.11.0a0 would not do for torch>=2.11.
+FROM nvcr.io/nvidia/pytorch:26.09-py3 AS gpu
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN useradd --system --create-home --uid 10001 octrain \
     && install -d -o octrain -g octrain /var/lib/octrain /var/lib/octrain/artifacts /var/lib/octrain/worker
