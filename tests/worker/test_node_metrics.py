@@ -302,3 +302,14 @@ def test_a_job_on_a_cpu_gets_the_host_alone(tmp_path: Path) -> None:
     assert sorted(record["values"]) == ["host/cpu_utilization", "host/memory_bytes"]
     (tmp_path / "node_metrics.json").write_text("half")
     assert devices.due(2) is None
+
+
+def test_every_figure_of_the_node_is_on_the_page_of_metrics(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    file = SampleFile(tmp_path / "node_metrics.json")
+    devices = DeviceMetrics(file.path, [0])
+    file.write(gpu(0, 0.5) | {"power_watts": 300.0})
+    record = devices.due(1)
+    assert record is not None
+    assert len(record["values"]) == 6
+    assert [name for name in record["values"] if f"`{name}`" not in page] == []
