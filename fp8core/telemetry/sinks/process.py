@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +22,8 @@ __all__ = ["Sink", "SinkRefused", "run_sink"]
 _READ_BYTES = 1 << 20
 _LOOK_SECONDS = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# After the end: longer than any trainer waits, for a sink whose trainer is gone.
+_LAST_SECONDS = 120.0
 
 
 class SinkRefused(Exception):
@@ -98,14 +101,19 @@ def _make(kind: str, order: dict[str, Any], state: dict[str, Any]) -> Sink:
 
 def _retrying(action: Any, ended: threading.Event) -> Any:
     """What ``action`` returns, in the end. How long it is tried after the end is the trainer's
-    to say, by ending this process."""
+    to say, by ending this process; where none does, what it raises is raised after two minutes."""
     pause, said = _FIRST_PAUSE, False
+    give_up_at: float | None = None
     while True:
         try:
             done = action()
         except (SinkRefused, ImportError):
             raise
         except Exception as error:
+            if ended.is_set():
+                give_up_at = give_up_at or time.monotonic() + _LAST_SECONDS
+                if time.monotonic() > give_up_at:
+                    raise
             if not said:
                 _say(problem=_words(error))
             said = True

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fp8core.errors import SpecRefused
 from fp8core.spec import Outcome
 from fp8core.telemetry import TelemetryWriter, read_records
-from fp8core.telemetry.sinks import Sinks, launch
+from fp8core.telemetry.sinks import Sinks, launch, process
 from fp8core.telemetry.sinks.requirements import check_sinks
 from tests.fp8core.sinks.runs import artifacts, events, run, spec_with, wait_until
 
@@ -102,3 +104,23 @@ def test_a_sink_whose_records_were_let_go_tells_it_and_goes_on(tmp_path: Path) -
     assert f"{hole + 23} bytes of records were let go" in lost["message"]
     assert not [one for one in recorded if one.get("kind") == "sink_failed"]
     assert any((workdir / "tensorboard").iterdir())
+
+
+def test_a_sink_whose_trainer_is_gone_does_not_try_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended, now, tries = threading.Event(), 0.0, 0
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(process, "_FIRST_PAUSE", 0.01)
+
+    def send() -> None:
+        nonlocal now, tries
+        tries += 1
+        now += 50.0
+        if tries == 3:  # until then nobody had said that the end has come
+            ended.set()
+        raise ConnectionError("the server is away")
+
+    with pytest.raises(ConnectionError):
+        process._retrying(send, ended)
+    assert tries == 6, "for two minutes from the end on"
