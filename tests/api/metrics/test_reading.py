@@ -153,6 +153,22 @@ async def test_several_jobs_in_one_call(job: Any, job_class: Any, helpers: Any) 
         assert answer.status_code == 404
 
 
+async def test_thinned_points_keep_the_spikes_of_single_steps(job: Any, helpers: Any) -> None:
+    values = {step: math.sin(step) for step in range(1, 1001)}
+    values |= {437: 1e9, 700: -1e9, 801: math.nan}
+    await job.send(*(helpers.metric(step, {"a": value}) for step, value in values.items()))
+    for compacted in (False, True):
+        if compacted:
+            await job.restart()
+            await job.compact()
+        (series,) = (await job.get(max_points=30))["series"]
+        points = series["points"]
+        assert len(points) <= 30
+        assert all(spike in points for spike in ([437, 1e9], [700, -1e9], [801, "NaN"]))
+        assert points[-1] == [1000, values[1000]]
+        assert all(value == "NaN" or values[step] == value for step, value in points)
+
+
 async def test_the_newest_values_page_by_name(job: Any, helpers: Any) -> None:
     values = {f"fp8/layers.{n}/amax": float(n) for n in range(7)}
     await job.send(helpers.metric(3, values), helpers.metric(5, {"train/loss": math.nan}))
