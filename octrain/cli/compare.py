@@ -10,7 +10,7 @@ from rich.markup import escape
 from octrain.cli import context
 from octrain.cli.context import JsonOption, console
 from octrain.cli.options import JobsArgument
-from octrain.cli.render import number, sparkline, table
+from octrain.cli.render import least, number, sparkline, table
 
 
 def compare(
@@ -54,7 +54,7 @@ def compare(
             str(len(values)),
             number(values[0]) if values else "-",
             number(values[-1]) if values else "-",
-            number(min(values)) if values else "-",
+            number(least(values)),
             sparkline(values),
         )
     console.print(rows if series else "No such metrics yet.")

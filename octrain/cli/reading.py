@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
-from octrain.cli.render import number, sparkline, table
+from octrain.cli.render import least, number, sparkline, table
 from octrain.client import Job, LogFilter
 
 
@@ -116,7 +116,7 @@ def metrics(
             str(len(values)),
             number(values[0]) if values else "-",
             number(values[-1]) if values else "-",
-            number(min(values)) if values else "-",
+            number(least(values)),
             sparkline(values),
         )
     console.print(rows)

@@ -59,6 +59,13 @@ def number(value: float | None) -> str:
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
+def least(values: Sequence[float]) -> float | None:
+    """The smallest that is a number; NaN where none is, None of none at all."""
+    if not values:
+        return None
+    return min((value for value in values if not math.isnan(value)), default=math.nan)
+
+
 def size(count: int | None) -> str:
     """Bytes for a person."""
     if count is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from octrain.cli.render import duration, number, size, sparkline
+from octrain.cli.render import duration, least, number, size, sparkline
 from octrain.local.errors import DataFolderInUse, LocalStackError
 from octrain.local.leftovers import end_leftovers, processes_of
 from octrain.local.logs import rotate
@@ -146,3 +147,10 @@ def test_numbers_for_a_person() -> None:
     ]
     assert [size(v) for v in (None, 10, 2048, 3 * 2**30)] == ["-", "10 B", "2.0 KiB", "3.0 GiB"]
     assert sparkline([1.0, float("nan"), 2.0]) == "▁ █"
+
+
+def test_the_least_of_values_passes_over_what_is_no_number() -> None:
+    assert least([math.nan, 2.0, -math.inf]) == -math.inf
+    assert least([math.nan, 2.0, 1.0]) == 1.0
+    assert math.isnan(least([math.nan]) or 0.0)
+    assert least([]) is None
