@@ -230,9 +230,13 @@ def test_frozen_supervisor_and_shutdown_without_the_api(
 
     # A frozen supervisor cannot keep its lease: the agent ends it, and its trainer.
     frozen = workplace.api.add("att_frozen", {"steps": 9999, "step_seconds": 0.02})
-    frozen.lease_seconds = 2.0
+    frozen.lease_seconds = 600.0
     send("att_frozen")
     until(lambda: frozen.steps, "first step", 30)
+    # The API may shorten a lease: a stop has an end.
+    frozen.lease_seconds = 2.0
+    heard = frozen.heartbeats
+    until(lambda: frozen.heartbeats > heard + 1, "the end of a heartbeat", 30)
     record = workplace.folder("att_frozen").read_record()
     trainers = workplace.trainer_processes("att_frozen")
     assert trainers

@@ -27,9 +27,14 @@ class Lease:
     seconds: float = 0.0
 
     def grant(self, sent_at: float, seconds: float) -> None:
-        """The API answered a request sent at ``sent_at`` with ``seconds`` of lease."""
-        self.ends_at = max(self.ends_at, sent_at + seconds)
+        """The API answered a request sent at ``sent_at`` with ``seconds`` of lease.
+
+        They may end sooner than those before: past the deadline of a stop the API holds the
+        attempt no longer, and gives its place to another.
+        """
+        # In this order: whoever reads the one without the other stops no sooner than is due.
         self.seconds = seconds
+        self.ends_at = sent_at + seconds
 
     @property
     def stop_at(self) -> float:

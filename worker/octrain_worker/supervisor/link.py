@@ -167,6 +167,8 @@ class Link:
                     logger.warning("the API is away, training goes on: %s", error)
                 pause = min(self._interval, _RETRY_SECONDS)
                 continue
+            # A stop first: its lease may be short, and must not be taken for one that runs out.
+            self.hear(sent_at, answer)
             self.lease.grant(sent_at, answer.lease_seconds)
             self._write_lease()
             if said and away_since is not None:
@@ -174,7 +176,6 @@ class Link:
                 message = f"the API could not be reached for {seconds} s; training went on"
                 self.note("api_was_unreachable", message, seconds=seconds)
             away_since, said, pause = None, False, self._interval
-            self.hear(sent_at, answer)
 
     def _write_lease(self) -> None:
         if not self.training:
