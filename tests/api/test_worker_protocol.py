@@ -85,6 +85,21 @@ async def test_only_one_supervisor_claims(worker: Any, user: Any, submit: Any) -
     assert again.json() == answers[winner].json()
 
 
+async def test_a_claim_that_is_repeated_has_the_lease_that_it_says(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """The first answer was lost, and the supervisor counts from the second."""
+    job_id = await submit(user)
+    await worker.take(job_id)
+    await lone_service.advance(800)
+    again = await worker.claim(worker.attempt["attempt_id"])
+    assert (again.status_code, again.json()["lease_seconds"]) == (200, 900)
+    [row] = await lone_service.sql(
+        "SELECT extract(epoch FROM lease_expires_at - now()) AS left FROM attempts"
+    )
+    assert 800 < row.left <= 900
+
+
 async def test_another_nodes_attempt_cannot_be_claimed(worker: Any, user: Any, submit: Any) -> None:
     job_id = await submit(user)
     await worker.schedule()

@@ -120,6 +120,10 @@ class AttemptService:
                 attempt=attempt.number,
                 data={"attempt_id": attempt.id, "node_id": attempt.node_id},
             )
+            lease = attempt.lease_seconds
+        else:
+            # It counts its lease from this answer: the one before may not have reached it.
+            lease = await self._heard(job, attempt)
         checkpoints = await self._attempts.newest_checkpoints(job.id, _MAX_CANDIDATES)
         candidates = [_resume_from(checkpoint) for checkpoint in checkpoints]
         return Claim(
@@ -129,7 +133,7 @@ class AttemptService:
             fencing_token=attempt.fencing_token,
             spec=job.spec,
             **await self._wish(job),
-            lease_seconds=attempt.lease_seconds,
+            lease_seconds=lease,
             heartbeat_interval_seconds=self._settings.controller.heartbeat_interval,
             artifact_prefix=artifact_prefix(attempt),
             resume_from=candidates[0] if candidates else None,
@@ -168,16 +172,7 @@ class AttemptService:
     async def heartbeat(self, attempt_id: str, request: HeartbeatRequest) -> HeartbeatAnswer:
         """Renew the lease and say what is wanted."""
         job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
-        if attempt.unreachable_since is not None:
-            await EventRepository(self._session).append(
-                job,
-                kind="node_reachable",
-                actor=Actor.SUPERVISOR,
-                message="The supervisor is heard again.",
-                attempt=attempt.number,
-            )
-        await self._note_silence(attempt)
-        lease = await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
+        lease = await self._heard(job, attempt)
         phase = clean_text(request.phase) if request.phase is not None else attempt.phase
         step = request.step if request.step is not None else attempt.step
         if (phase, step) != (attempt.phase, attempt.step):
@@ -190,6 +185,19 @@ class AttemptService:
             **await self._wish(job),
             lease_seconds=lease,
         )
+
+    async def _heard(self, job: Job, attempt: Attempt) -> int:
+        """The attempt's supervisor asks: renew its lease; how many seconds it now has."""
+        if attempt.unreachable_since is not None:
+            await EventRepository(self._session).append(
+                job,
+                kind="node_reachable",
+                actor=Actor.SUPERVISOR,
+                message="The supervisor is heard again.",
+                attempt=attempt.number,
+            )
+        await self._note_silence(attempt)
+        return await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
 
     def _trace_first_step(self, job: Job, attempt: Attempt, before: int | None) -> None:
         if not before and attempt.step and attempt.claimed_at is not None:
