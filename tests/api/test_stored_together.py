@@ -82,6 +82,34 @@ async def test_one_key_at_once_makes_one_job(lone_service: Any, spec: Any) -> No
     assert row.jobs == 1
 
 
+async def test_statements_that_hang_hold_up_no_other(lone_service: Any, spec: Any) -> None:
+    over = asyncio.Event()
+    hanging = 0
+
+    @contextlib.asynccontextmanager
+    async def connection() -> AsyncIterator[Any]:
+        nonlocal hanging
+        if hanging < 2:
+            hanging += 1
+            await over.wait()
+        async with lone_service.database.direct() as found:
+            yield found
+
+    together = StoredTogether(connection)
+    held = []
+    for number in (1, 2):
+        held.append(asyncio.create_task(together.store(submission(spec))))
+        while hanging < number:
+            await asyncio.sleep(0)
+    others = asyncio.gather(*(together.store(submission(spec)) for _ in range(MANY)))
+    assert all(each.row is not None for each in await asyncio.wait_for(others, 60))
+    assert not any(task.done() for task in held)
+    over.set()
+    assert all(each.row is not None for each in await asyncio.gather(*held))
+    [row] = await lone_service.sql("SELECT count(*) AS jobs FROM jobs")
+    assert row.jobs == MANY + 2
+
+
 async def test_one_that_the_database_refuses_harms_no_other(lone_service: Any, spec: Any) -> None:
     together = StoredTogether(lone_service.database.direct)
     good = [submission(spec, f"key {n}") for n in range(3)]
