@@ -174,14 +174,44 @@ def test_the_heatmap_is_read_by_pointer_and_by_keyboard(
     node.finish(job)
 
 
-def test_ten_thousand_jobs_are_a_few_rows(service: Service, page: Any) -> None:
+def listed(service: Service, label: str, number: int) -> None:
+    """So many jobs with a label of theirs: one a minute, the newest a minute ago."""
     with psycopg.connect(service.stack.database_url) as connection:
         connection.execute(
             "INSERT INTO jobs (id, owner, name, labels, notes, priority, spec, status, need,"
-            " created_at, ended_at) SELECT 'job_many_' || n, 'local', 'many-' || n,"
-            " '{\"of\": \"many\"}', '', 0, '{}', 'cancelled', 'cpu:1:amp',"
-            " now() - n * interval '1 minute', now() FROM generate_series(1, 10000) AS n"
+            " created_at, ended_at) SELECT 'job_' || %(label)s || '_' || n, 'local',"
+            " %(label)s || '-' || n, jsonb_build_object('of', %(label)s::text), '', 0, '{}',"
+            " 'cancelled', 'cpu:1:amp', now() - n * interval '1 minute', now()"
+            " FROM generate_series(1, %(number)s) AS n",
+            {"label": label, "number": number},
         )
+
+
+def test_a_job_that_ends_in_a_long_list_is_told_whole(
+    service: Service, node: PlayedNode, page: Any
+) -> None:
+    """Its row, when more than one page of the list was read: it is not read anew for each news."""
+    listed(service, "more", 300)
+    job = node.take("ending", training={"steps": 40}, labels={"of": "more"})
+    sign_in(page, service.stack.url, service.stack.api_key, "/jobs?label.of=more")
+    grid = page.get_by_role("table", name="Jobs")
+    row = grid.get_by_role("row").filter(has_text="ending")
+    expect(row).to_contain_text("running")
+    row.get_by_role("checkbox").check()
+    unfinished = page.get_by_role("button", name=re.compile("^Cancel . unfinished"))
+    expect(unfinished).to_have_text("Cancel 1 unfinished")
+    grid.evaluate("(element) => element.scrollTo(0, element.scrollHeight)")
+    page.get_by_text("301 jobs · live").wait_for()
+    grid.evaluate("(element) => element.scrollTo(0, 0)")
+    node.send(job, [{"type": "progress", "step": 40, "total_steps": 40, "tokens": 4000}])
+    node.finish(job)
+    expect(row).to_contain_text("succeeded")
+    expect(row).to_contain_text("40 / 40")
+    expect(unfinished).to_have_text("Cancel 0 unfinished")
+
+
+def test_ten_thousand_jobs_are_a_few_rows(service: Service, page: Any) -> None:
+    listed(service, "many", 10_000)
     sign_in(page, service.stack.url, service.stack.api_key, "/jobs?label.of=many")
     grid = page.get_by_role("table", name="Jobs")
     rows = grid.get_by_role("rowgroup").get_by_role("row")

@@ -1,5 +1,12 @@
 import { describe, expect, it } from 'vitest';
-import { type Filters, listQuery, readFilters, sameStatuses, writeFilters } from './filters';
+import {
+  endedQuery,
+  type Filters,
+  listQuery,
+  readFilters,
+  sameStatuses,
+  writeFilters,
+} from './filters';
 
 const full: Filters = {
   text: 'llama',
@@ -40,6 +47,16 @@ describe('listQuery', () => {
     const fields = new URLSearchParams(listQuery(full, 1)).get('fields')?.split(',');
     expect(fields).toContain('latest_metrics');
     expect(fields).not.toContain('spec');
+  });
+});
+
+describe('endedQuery', () => {
+  it('asks for what has ended, of the same text and labels', () => {
+    const query = new URLSearchParams(endedQuery(full, 9));
+    expect(query.get('status')).toBe('succeeded,failed,cancelled');
+    expect(query.get('sort')).toBe('-ended_at');
+    expect(query.get('label.team')).toBe('nlp');
+    expect(query.get('q')).toBe('llama');
   });
 });
 

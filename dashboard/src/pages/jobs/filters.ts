@@ -24,6 +24,8 @@ export const STATUSES = [
   'cancelled',
 ] as const;
 
+const FINAL: readonly string[] = ['succeeded', 'failed', 'cancelled'];
+
 /** Groups that people ask for, in place of ten boxes. */
 export const GROUPS: Record<string, { label: string; statuses: readonly string[] }> = {
   all: { label: 'All', statuses: [] },
@@ -106,6 +108,11 @@ export function listQuery(filters: Filters, limit: number, cursor?: string | nul
   for (const [name, value] of Object.entries(filters.labels)) query.set(PREFIX + name, value);
   if (cursor) query.set('cursor', cursor);
   return query.toString();
+}
+
+/** The jobs of these labels and this text that have ended last, whatever statuses are looked for. */
+export function endedQuery(filters: Filters, limit: number): string {
+  return listQuery({ ...filters, statuses: FINAL, sort: '-ended_at' }, limit);
 }
 
 /** Whether two lists of statuses are the same group. */

@@ -2,7 +2,7 @@ import { type InfiniteData, useInfiniteQuery, useQueryClient } from '@tanstack/r
 import { useEffect, useMemo, useState } from 'react';
 import { request } from '~/api/client';
 import { openStream } from '~/api/stream';
-import { type Filters, listQuery } from './filters';
+import { endedQuery, type Filters, listQuery } from './filters';
 import { type JobPage, type JobRow, merged, unique } from './rows';
 
 const PAGE = 250;
@@ -41,6 +41,7 @@ export function useJobs(filters: Filters) {
 
     // Status changes come by themselves; jobs that are not listed yet are read with the first page.
     let soon: ReturnType<typeof setTimeout> | undefined;
+    let stopped = false;
     const onStatus = (message: unknown) => {
       const { job_id, status, reason, detail } = message as Record<string, string>;
       if (job_id === undefined) return;
@@ -54,8 +55,18 @@ export function useJobs(filters: Filters) {
       soon ??= setTimeout(() => {
         soon = undefined;
         if ((data()?.pages.length ?? 0) <= 1) void refetch();
+        else void readEnded();
       }, 1000);
     };
+    // A long list is not read anew, and the poll below knows unfinished jobs alone.
+    async function readEnded() {
+      try {
+        const page = await readPage(endedQuery(filters, PAGE));
+        if (!stopped) patch(new Map(page.items.map((row) => [row.id, row])));
+      } catch {
+        // The next status that is told reads them again.
+      }
+    }
     const close = openStream({
       path: '/v1/events/stream?include=status',
       on: { status: onStatus, reset: () => void refetch() },
@@ -64,7 +75,6 @@ export function useJobs(filters: Filters) {
 
     // Progress and metrics are no events: the unfinished jobs are polled, with an ETag.
     let etag: string | null = null;
-    let stopped = false;
     let timer: ReturnType<typeof setTimeout> | undefined;
     const wanted = filters.statuses.length > 0 ? filters.statuses : LIVE;
     const statuses = wanted.filter((status) => LIVE.includes(status));
