@@ -26,7 +26,7 @@ from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
 from tests.dashboard.browser import REPOSITORY, SIZES, chromium, launched, settled, sign_in
 
-COLOURS = 128
+COLOURS = 256
 SCHEMES = ("light", "dark")
 FP8 = {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 16}
 
@@ -71,7 +71,7 @@ def service(url: str | None, key: str) -> Iterator[tuple[str, str]]:
 
 def prepare(client: Client) -> dict[str, str]:
     """Jobs worth looking at: an FP8 run and its baseline, one that failed, some that wait."""
-    known = {job.data.name: job.id for job in client.jobs.list()}
+    known = {job.data.name or "": job.id for job in client.jobs.list()}
     fp8 = spec("llama-fp8", FP8, 60)
     fp8["training"]["parity"] = {"steps": 10}
     fp8["telemetry"] = {"fp8_every_steps": 1}
@@ -162,7 +162,10 @@ def take(
 def save(page: Any, path: Path) -> None:
     """The window as a small PNG."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    small = picture.quantize(colors=COLOURS, method=Image.Quantize.MEDIANCUT, dither=0)
+    # Colours of few pixels count as much as those of many: a red bar stays red, a ramp smooth.
+    small = picture.quantize(
+        colors=COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+    )
     small.save(path, optimize=True)
     print(f"{path.stat().st_size:8}  {path.name}")
 
