@@ -62,7 +62,9 @@ export function optionsOf(
         time: axis === 'time' && !elapsed,
         range: (_, min, max) => current().span ?? (min === max ? [min - 1, max + 1] : [min, max]),
       },
-      y: log ? { distr: 3 } : { range: (_, min, max) => padded(min, max) },
+      y: log
+        ? { distr: 3, range: (_, min, max) => logRange(min, max) }
+        : { range: (_, min, max) => padded(min, max) },
     },
     axes: [
       axisOf(colours, {
@@ -120,4 +122,18 @@ function padded(min: number | null, max: number | null): [number, number] {
   if (min === null || max === null || !Number.isFinite(min) || !Number.isFinite(max)) return [0, 1];
   const pad = (max - min) * 0.06 || Math.abs(max) * 0.05 || 1;
   return [min >= 0 && min - pad < 0 ? 0 : min - pad, max + pad];
+}
+
+/**
+ * The span of a log axis: from and to multiples of a power of ten, 3 to 20 for losses from 3.1 to
+ * 10.8. uPlot would go on to 100, and leave half of the chart empty.
+ */
+export function logRange(min: number | null, max: number | null): [number, number] {
+  if (min === null || max === null || !(min > 0) || !Number.isFinite(max)) return [1, 10];
+  // Not 10 ** exponent, which is a little beside small powers.
+  const unit = (value: number) => Number(`1e${Math.floor(Math.log10(value))}`);
+  const plain = (value: number) => Number(value.toPrecision(12));
+  const low = plain(Math.floor(min / unit(min)) * unit(min));
+  const high = plain(Math.ceil(max / unit(max)) * unit(max));
+  return [low, high > low ? high : high + unit(max)];
 }

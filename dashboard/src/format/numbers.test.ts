@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import {
+  counted,
   formatBytes,
   formatCompact,
   formatNumber,
@@ -52,6 +53,13 @@ describe('units', () => {
     expect(formatPercent(-1e-9)).toBe('> −0.001 %');
     expect(formatPercent(0.12345)).toBe('12.3 %');
     expect(formatPercent(null)).toBe('–');
+  });
+  it('counts things', () => {
+    expect([0, 1, 1200].map((count) => counted(count, 'alarm'))).toEqual([
+      '0 alarms',
+      '1 alarm',
+      '1,200 alarms',
+    ]);
   });
   it('writes ratios', () => {
     expect(formatRatio(1.4234)).toBe('1.42×');

@@ -75,3 +75,8 @@ export function formatRatio(ratio: Wire): string {
   const number = numberOf(ratio);
   return Number.isFinite(number) ? `${number < 100 ? number.toFixed(2) : number.toFixed(0)}×` : '–';
 }
+
+/** A number of things: 1 alarm, 1,200 alarms. */
+export function counted(count: number, thing: string): string {
+  return `${count.toLocaleString('en-US')} ${thing}${count === 1 ? '' : 's'}`;
+}

@@ -4,6 +4,7 @@ import { ChartControls, ChartGrid } from '~/charts/ChartGrid';
 import type { Mark } from '~/charts/lines';
 import { useChartView } from '~/charts/useChartView';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
+import { counted } from '~/format/numbers';
 import { NAMES, panelsOf } from './panels';
 import { type Job, jobPath, useCurves, useLatest } from './useJob';
 import { useMarks } from './useMarks';
@@ -159,12 +160,13 @@ function Legend({ marks }: { marks: readonly Mark[] }) {
       <span className="key checkpoint" aria-hidden="true">
         ▲
       </span>{' '}
-      {count('checkpoint')} checkpoints kept,{' '}
+      {counted(count('checkpoint'), 'checkpoint')} kept,{' '}
       <span className="key alarm" aria-hidden="true">
         ●
       </span>{' '}
-      {count('alarm')} alarms, dashed lines: {count('attempt')} restarts. Faint lines are the raw
-      values where smoothing is on; a shade spans the least and the greatest value of each bucket.
+      {counted(count('alarm'), 'alarm')}, dashed lines: {counted(count('attempt'), 'restart')}.
+      Faint lines are the raw values where smoothing is on; a shade spans the least and the greatest
+      value of each bucket.
     </p>
   );
 }

@@ -5,7 +5,7 @@ import { Page, Tile } from '~/components/Page';
 import { ProgressBar } from '~/components/Progress';
 import { StatusBadge } from '~/components/StatusBadge';
 import { ErrorState, Loading } from '~/components/states';
-import { formatBytes, formatCompact, formatNumber } from '~/format/numbers';
+import { counted, formatBytes, formatCompact, formatNumber } from '~/format/numbers';
 import { formatDuration, secondsSince } from '~/format/times';
 import { JobActions } from './JobActions';
 import { type Job, useJob } from './useJob';
@@ -37,6 +37,15 @@ export default function JobPage() {
   // The view's code is on its way while the job is read.
   useEffect(() => void TABS[tab]?.load(), [tab]);
   const job = query.data;
+  const ready = job !== undefined;
+  // In a narrow window the tabs go beyond its edge, and an address may lead to the last of them.
+  useEffect(() => {
+    const chosen = ready ? document.getElementById(`tab-${tab}`) : null;
+    const list = chosen?.parentElement;
+    if (!chosen || !list) return;
+    const [own, all] = [chosen.getBoundingClientRect(), list.getBoundingClientRect()];
+    list.scrollLeft += own.left + own.width / 2 - (all.left + all.width / 2);
+  }, [tab, ready]);
   if (!job) {
     return query.isError ? (
       <ErrorState error={query.error} onRetry={() => void query.refetch()} />
@@ -49,6 +58,8 @@ export default function JobPage() {
     void navigate({
       to: '.',
       search: (old) => ({ ...old, tab: next === 'charts' ? undefined : next }),
+      // In a narrow window the tabs are far below the top.
+      resetScroll: false,
     });
   return (
     <Page
@@ -178,7 +189,7 @@ function Tiles({ job }: { job: Job }) {
       <Tile
         label="Time"
         value={formatDuration(running)}
-        note={job.restarts > 0 ? `${job.restarts} restarts` : undefined}
+        note={job.restarts > 0 ? counted(job.restarts, 'restart') : undefined}
       />
       <Tile
         label="Runs on"

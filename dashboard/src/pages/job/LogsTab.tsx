@@ -12,6 +12,8 @@ type LogPage = Schemas['LogPage'];
 
 const TAIL = 1000;
 const KEPT = 20_000;
+// Keys that lead away from the end.
+const UPWARDS = new Set(['ArrowUp', 'PageUp', 'Home']);
 const LEVELS = ['', 'debug', 'info', 'warning', 'error', 'critical'] as const;
 
 /** The end of the log, live, with a filter; older lines are read on demand. */
@@ -223,6 +225,8 @@ function Lines({ job, filter }: { job: Job; filter: LogFilter }) {
         tabIndex={0}
         aria-label="Lines of the log"
         onWheel={(event) => event.deltaY < 0 && setFollow(false)}
+        onTouchMove={() => setFollow(false)}
+        onKeyDown={(event) => UPWARDS.has(event.key) && setFollow(false)}
       >
         <div className="log-inner" style={{ height: virtual.getTotalSize() }}>
           {virtual.getVirtualItems().map(({ index, start, key }) => {
