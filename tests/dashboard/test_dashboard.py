@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.dashboard.browser import (
     AXE,
@@ -178,6 +179,18 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
     shown = [row.locator("td").first.inner_text() for row in layers.all()]
     assert sorted(shown) == sorted(kept)
 
+    # The formats as they were measured, of GEMMs and of what is stored.
+    measured = service.http.get(f"/v1/jobs/{fp8.id}/precision").json()["rows"]
+    formats = page.get_by_role("region", name="Formats and bytes")
+    for kind in measured["gemm_compute"]["layers"]:
+        for gemm in kind["gemms"]:
+            for operand, told in gemm["operands"].items():
+                expect(formats).to_contain_text(f"{operand} {told['format']}")
+    for stored in ("weights", "optimizer_states"):
+        assert measured[stored]["formats"], stored
+        for name in measured[stored]["formats"]:
+            expect(formats).to_contain_text(f"{name}: ")
+
     # The heatmap is drawn, and the like job in BF16 is found.
     page.locator(".heatmap canvas").first.wait_for()
     page.get_by_text("Speed against BF16").wait_for()
@@ -186,6 +199,14 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
     figures = page.get_by_role("region", name="Figures of the jobs").locator("tbody tr")
     figures.first.wait_for()
     assert figures.count() == 2
+    for job, row in zip(jobs, figures.all(), strict=True):
+        loss = service.object(job.id)["latest_metrics"]["train/loss"]
+        expect(row).to_contain_text(f"{loss:.4g}")
+    # Both on the same axes.
+    chart = page.locator(".chart").first
+    chart.locator("canvas").wait_for()
+    both = r"^step 6 · seen-fp8 [\d.]+ · seen-bf16 [\d.]+$"
+    expect(chart.locator(".readout")).to_have_text(re.compile(both))
     differences = page.get_by_role("region", name="Differences of the specs")
     fields = [row.locator("td").first.inner_text() for row in differences.locator("tbody tr").all()]
     assert {"recipe.engine", "recipe.amax_history_len", "recipe.dtype"} <= set(fields)
