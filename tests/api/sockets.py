@@ -1,4 +1,4 @@
-"""A real server on a port of its own, and plain connections to it."""
+"""A real server on a port of its own, plain connections to it, and much for them to read."""
 
 from __future__ import annotations
 
@@ -56,3 +56,17 @@ async def serving(settings: Settings, **changes: Any) -> AsyncIterator[Running]:
     finally:
         server.should_exit = True
         await task
+
+
+async def plant_long_events(service: Any, job_id: str, count: int) -> None:
+    """Events of 64 kB, more of them than the kernel keeps for a reader, counted by their job."""
+    await service.sql(
+        "INSERT INTO events (job_id, seq, kind, actor, message, data) "
+        "SELECT :job, n + 1, 'note', 'test', repeat('m', 64000), '{}' "
+        "FROM generate_series(1, :count) AS n",
+        job=job_id,
+        count=count,
+    )
+    await service.sql(
+        "UPDATE jobs SET sequence = :last WHERE id = :job", job=job_id, last=count + 1
+    )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.sockets import PATIENCE, Start
+from tests.api.sockets import PATIENCE, Start, plant_long_events
 
 
 async def _answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], Any]:
@@ -169,13 +169,7 @@ async def test_a_stream_that_nobody_reads_is_cut(
     user = await service.user("reader")
     job_id = await submit(user)
     # More than the kernel keeps for a reader: 32 MB of events.
-    await service.sql(
-        "INSERT INTO events (job_id, seq, kind, actor, message, data) "
-        "SELECT :job, n + 1, 'note', 'test', repeat('m', 64000), '{}' "
-        "FROM generate_series(1, 500) AS n",
-        job=job_id,
-    )
-    await service.sql("UPDATE jobs SET sequence = 501 WHERE id = :job", job=job_id)
+    await plant_long_events(service, job_id, 500)
     key = user.headers["Authorization"]
     async with start(write_timeout=0.5) as server:
         reader, writer = await server.connect(receive_bytes=4096)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from octrain_api.streaming import reader as stream_reader
-from tests.api.sockets import PATIENCE, Running, Start
+from tests.api.sockets import PATIENCE, Running, Start, plant_long_events
 
 _POST = b"POST /v1/jobs?draft=true HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n"
 _GET = b"GET /v1/jobs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer KEY\r\n"
@@ -211,13 +211,7 @@ async def test_a_download_that_nobody_reads_is_cut(start: Start, service: Any, s
     user = await service.user("idler")
     job = await submit(user)
     # More than the kernel keeps for a reader: 32 MB of events in one page.
-    await service.sql(
-        "INSERT INTO events (job_id, seq, kind, actor, message, data) "
-        "SELECT :job, n + 1, 'note', 'test', repeat('m', 64000), '{}' "
-        "FROM generate_series(1, 480) AS n",
-        job=job,
-    )
-    await service.sql("UPDATE jobs SET sequence = 481 WHERE id = :job", job=job)
+    await plant_long_events(service, job, 480)
     key = user.headers["Authorization"]
     async with start(write_timeout=0.5) as server:
         reader, writer = await server.connect(receive_bytes=4096)

@@ -15,6 +15,13 @@ class Preset:
     fragment: dict[str, Any]
 
 
+_DELAYED = {
+    "engine": "te",
+    "scaling": "delayed",
+    "fp8_format": "HYBRID",
+    "amax_history_len": 16,
+    "amax_compute_algo": "max",
+}
 _HOPPER = "Transformer Engine on a GPU of compute capability 8.9 or later"
 
 PRESETS: tuple[Preset, ...] = (
@@ -30,13 +37,7 @@ PRESETS: tuple[Preset, ...] = (
         ),
         _HOPPER,
         {
-            "recipe": {
-                "engine": "te",
-                "scaling": "delayed",
-                "fp8_format": "HYBRID",
-                "amax_history_len": 16,
-                "amax_compute_algo": "max",
-            },
+            "recipe": {**_DELAYED},
             "training": {"precision": "method"},
         },
     ),
@@ -70,13 +71,7 @@ PRESETS: tuple[Preset, ...] = (
         ),
         _HOPPER,
         {
-            "recipe": {
-                "engine": "te",
-                "scaling": "delayed",
-                "fp8_format": "HYBRID",
-                "amax_history_len": 16,
-                "amax_compute_algo": "max",
-            },
+            "recipe": {**_DELAYED},
             "training": {"precision": "throughput"},
         },
     ),
@@ -93,13 +88,7 @@ PRESETS: tuple[Preset, ...] = (
         ),
         _HOPPER,
         {
-            "recipe": {
-                "engine": "te",
-                "scaling": "delayed",
-                "fp8_format": "HYBRID",
-                "amax_history_len": 16,
-                "amax_compute_algo": "max",
-            },
+            "recipe": {**_DELAYED},
             "training": {"precision": "memory", "gradient_checkpointing": True},
         },
     ),
