@@ -1,18 +1,23 @@
 """Quality beside speed: losses of one model on real text in every precision, and time to a loss.
 
     python benchmarks/quality.py OUT [--shape 100m] [--steps 500] [--rows bf16,delayed,...]
-        [--dry-run]
-    python benchmarks/quality.py OUT --table
+        [--together 1] [--timed-steps 0] [--dry-run]
+    python benchmarks/quality.py OUT --table [--plot FILE.png]
 
-Trains the shape with the product itself (``python -m fp8core train``), a row after another, on the
-same batches of Python's standard library (bytes as tokens). Rows called ``NAME_again`` are
-the same once more and ``NAME_seed`` begin from other weights: what two runs differ by without any
-difference in precision. ``*_plain``: layer by layer, where blocks are fused by default.
+Trains the shape with the product itself (``python -m fp8core spare``), a row after another, on the
+same batches of Python's standard library (bytes as tokens). Rows called ``NAME_again`` are the same
+once more and ``NAME_seed`` begin from other weights and take the text in another order: what two
+runs differ by without any difference in precision. ``NAME_plain``: layer by layer, where blocks are
+fused by default.
 
-Each row leaves ``OUT/SHAPE-STEPS-ROW.json``, and one that is there is not run again: rows can be
-spread over many short calls. ``--table`` prints what is there as Markdown: mean losses of the last
-steps, the gap to ``bf16``, tokens a second, and the seconds of training until the smoothed loss
-was first as low as ``bf16``'s at the end. ``--dry-run``: tiny, on a CPU, te's rows by `emulated`.
+A small model leaves most of a GPU idle: ``--together N`` trains N rows at once, for their losses
+alone. Speeds are then those of ``--timed-steps`` steps of each recipe, trained one after another.
+
+Each row leaves ``OUT/SHAPE-STEPS-ROW.json``, or ``OUT/SHAPE-timed-ROW.json``, and one that is there
+is not run again: rows can be spread over many short calls. ``--table`` prints what is there as
+Markdown: mean losses of the last steps, the gap to ``bf16`` there and on average behind the first
+tenth, tokens a second, and the seconds of training until the smoothed loss was first as low as
+``bf16``'s at the end. ``--dry-run``: tiny, on a CPU, te's rows by `emulated`.
 """
 
 from __future__ import annotations
@@ -23,12 +28,15 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from itertools import accumulate
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from queue import SimpleQueue
+from statistics import fmean, median
 from typing import Any
 
-SEEDS = {"seed": 1}
 LAST = 20
 """Steps over which losses are averaged."""
 
@@ -47,12 +55,25 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 ROWS = (
     *("bf16", "bf16_again", "bf16_seed", "delayed", "delayed_again", "delayed_seed"),
-    *("delayed_plain", "current", "current_plain", "block", "block_plain", "torchao"),
+    *("delayed_plain", "delayed_plain_seed", "current", "current_plain", "block", "block_plain"),
+    "torchao",
 )
 
 
-def spec_of(row: str, chosen: argparse.Namespace, text: Path) -> dict[str, Any]:
-    name, _, variant = row.partition("_")
+@dataclass(frozen=True)
+class Order:
+    """A row to train: for its losses, or ``timed``, by itself and for its speed."""
+
+    row: str
+    steps: int
+    timed: bool
+
+    def result(self, out: Path, shape: str) -> Path:
+        return out / f"{shape}-{'timed' if self.timed else self.steps}-{self.row}.json"
+
+
+def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, Any]:
+    name, *variants = order.row.split("_")
     recipe = RECIPES[name]
     if chosen.dry_run and recipe["engine"] == "te":
         scaling = {"scaling": "current"} if name == "current" else {}
@@ -78,15 +99,15 @@ def spec_of(row: str, chosen: argparse.Namespace, text: Path) -> dict[str, Any]:
         # Layers that FP8 does not make faster are to show what it does to the loss all the same.
         "conversion": {
             "small_gemm": "off",
-            "fuse": "none" if variant == "plain" else "auto",
+            "fuse": "none" if "plain" in variants else "auto",
         },
         "training": {
-            "steps": chosen.steps,
+            "steps": order.steps,
             "batch_size": 2 if chosen.dry_run else 8,
             "sequence_length": 64 if chosen.dry_run else 1024,
-            "seed": SEEDS.get(variant, 0),
+            "seed": 1 if "seed" in variants else 0,
             "optimizer": {"lr": chosen.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1},
-            "schedule": {"name": "cosine", "warmup_steps": max(1, chosen.steps // 20)},
+            "schedule": {"name": "cosine", "warmup_steps": max(1, order.steps // 20)},
         },
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},
@@ -109,13 +130,38 @@ def write_text(path: Path, characters: int) -> None:
             file.write(json.dumps({"text": text}) + "\n")
 
 
-def run(row: str, chosen: argparse.Namespace, text: Path, folder: Path) -> dict[str, Any]:
+class Trainers:
+    """Trainers that import while those before them train; a row each, in the order given."""
+
+    def __init__(self, count: int, ahead: int) -> None:
+        self._left = count
+        self._ready: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        for _ in range(min(count, ahead)):
+            self._start()
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "fp8core", "spare"]
+        self._left -= 1
+        self._ready.put(subprocess.Popen(command, stdin=subprocess.PIPE, text=True))
+
+    def train(self, spec: Path, workdir: Path) -> None:
+        """Waits for the next one to train ``spec``."""
+        trainer = self._ready.get()
+        if self._left:
+            self._start()
+        trainer.communicate(json.dumps({"spec_path": str(spec), "workdir": str(workdir)}) + "\n")
+        if trainer.returncode:
+            raise RuntimeError(f"its trainer ended with {trainer.returncode}")
+
+
+def run(
+    order: Order, trainers: Trainers, chosen: argparse.Namespace, folder: Path
+) -> dict[str, Any]:
     """Trains the row; its losses and seconds by step, and what its report says."""
-    spec = folder / f"{row}.json"
-    spec.write_text(json.dumps(spec_of(row, chosen, text)))
-    workdir = folder / row
-    command = [sys.executable, "-m", "fp8core", "train", str(spec), "--workdir", str(workdir)]
-    subprocess.run(command, check=True)
+    name = f"{order.row}-{order.steps}-{order.timed}"
+    spec, workdir = folder / f"{name}.json", folder / name
+    spec.write_text(json.dumps(spec_of(order, chosen, folder / "text.jsonl")))
+    trainers.train(spec, workdir)
     losses, seconds, tokens = [], [], []
     for line in (workdir / "telemetry.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -126,20 +172,39 @@ def run(row: str, chosen: argparse.Namespace, text: Path, folder: Path) -> dict[
             tokens.append(float(values["perf/tokens_per_second"]))
     report = json.loads((workdir / "report.json").read_bytes())
     return {
-        "row": row,
+        "row": order.row,
         "shape": chosen.shape,
         "steps": len(losses),
+        "together": 1 if order.timed else chosen.together,
         "parameters": report["model"]["parameters"],
         "converted": report["conversion"]["converted"],
         "device": report["device"]["name"],
         "torch": report["versions"]["torch"],
         # The first steps build kernels.
-        "tokens_per_second": sorted(tokens[len(tokens) // 5 :])[
-            len(tokens[len(tokens) // 5 :]) // 2
-        ],
+        "tokens_per_second": median(tokens[len(tokens) // 5 :]),
         "losses": losses,
         "seconds": seconds,
     }
+
+
+def train(orders: Sequence[Order], together: int, chosen: argparse.Namespace, folder: Path) -> bool:
+    """Trains what has no result yet, ``together`` at once; whether all went well."""
+    left = [order for order in orders if not order.result(chosen.out, chosen.shape).exists()]
+    trainers = Trainers(len(left), 2 * together)
+
+    def one(order: Order) -> bool:
+        began = time.monotonic()
+        try:
+            found = run(order, trainers, chosen, folder)
+        except (OSError, RuntimeError) as error:  # the other rows are worth having all the same
+            print(f"{order.row} failed: {error}", flush=True)
+            return False
+        order.result(chosen.out, chosen.shape).write_text(json.dumps(found) + "\n")
+        print(f"{order.row}: {order.steps} steps, {time.monotonic() - began:.1f} s", flush=True)
+        return True
+
+    with ThreadPoolExecutor(max(1, together)) as pool:
+        return all(list(pool.map(one, left)))
 
 
 def smoothed(losses: list[float]) -> list[float]:
@@ -147,37 +212,93 @@ def smoothed(losses: list[float]) -> list[float]:
     return [fmean(losses[max(0, end - LAST) : end]) for end in range(1, len(losses) + 1)]
 
 
-def seconds_to(loss: float, found: dict[str, Any]) -> float | None:
-    """Seconds of training until the smoothed loss is first ``loss`` or less."""
-    for value, spent in zip(smoothed(found["losses"]), accumulate(found["seconds"]), strict=True):
-        if value <= loss:
-            return spent
-    return None
+def steps_to(loss: float, losses: list[float]) -> int | None:
+    """Steps until the smoothed loss is first ``loss`` or less."""
+    reached = (step for step, value in enumerate(smoothed(losses), start=1) if value <= loss)
+    return next(reached, None)
 
 
-def table(folder: Path, shape: str, steps: int) -> str:
-    known = [folder / f"{shape}-{steps}-{row}.json" for row in ROWS]
-    rows = [json.loads(path.read_text()) for path in known if path.exists()]
-    if not rows:
-        return f"no rows of {shape} and {steps} steps in {folder}"
+def timed_row(row: str) -> str:
+    """The row whose speed is this one's too: neither a repeat nor a seed changes it."""
+    return row.removesuffix("_again").removesuffix("_seed")
+
+
+def results(folder: Path, shape: str, steps: int) -> list[dict[str, Any]]:
+    """What there is, in the order of ``ROWS``, each with ``milliseconds`` of a step: of its timed
+    run, or its own if nothing else ran beside it."""
+    rows = []
+    for row in ROWS:
+        path = Order(row, steps, timed=False).result(folder, shape)
+        if not path.exists():
+            continue
+        found = json.loads(path.read_text())
+        timed = Order(timed_row(row), steps, timed=True).result(folder, shape)
+        alone = json.loads(timed.read_text()) if timed.exists() else found
+        if alone["together"] == 1:
+            seconds = alone["seconds"]
+            found["milliseconds"] = 1000 * median(seconds[len(seconds) // 5 :])
+            found["tokens_per_second"] = alone["tokens_per_second"]
+        rows.append(found)
+    return rows
+
+
+def table(rows: list[dict[str, Any]]) -> str:
     base = next((found for found in rows if found["row"] == "bf16"), rows[0])
-    target = smoothed(base["losses"])[-1]
+    curve = smoothed(base["losses"])
+    target, settled = curve[-1], len(curve) // 10
     lines = [
-        f"{shape}: {base['parameters']:,} parameters, {steps} steps, {base['device']}, torch "
-        f"{base['torch']}; losses are means of the last {LAST} steps",
+        f"{base['shape']}: {base['parameters']:,} parameters, {base['steps']} steps, "
+        f"{base['device']}, torch {base['torch']}; losses are means of the last {LAST} steps",
         "",
-        f"| row | loss | to {base['row']} | tokens/s | seconds to {base['row']}'s loss |",
-        "|---|---|---|---|---|",
+        f"| row | loss | to {base['row']} | mean gap | ms a step | tokens/s | "
+        f"steps to {base['row']}'s loss | seconds |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for found in rows:
-        loss = smoothed(found["losses"])[-1]
-        needed = seconds_to(target, found)
-        lines.append(
-            f"| {found['row']} | {loss:.4f} | {loss - target:+.4f} | "
-            f"{found['tokens_per_second']:,.0f} | "
-            f"{'not reached' if needed is None else f'{needed:.1f}'} |"
-        )
+        own = smoothed(found["losses"])
+        gaps = [a - b for a, b in zip(own[settled:], curve[settled:], strict=True)]
+        needed, speed = steps_to(target, found["losses"]), found.get("milliseconds")
+        cells = [
+            found["row"],
+            f"{own[-1]:.4f}",
+            f"{own[-1] - target:+.4f}",
+            f"{fmean(gaps):+.4f}",
+            "" if speed is None else f"{speed:.1f}",
+            "" if speed is None else f"{found['tokens_per_second']:,.0f}",
+            "not reached" if needed is None else str(needed),
+            "" if needed is None or speed is None else f"{needed * speed / 1000:.1f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Losses by step, and by seconds where speeds are known; repeats are the noise, in grey."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(12, 4.5))
+    shown = 0
+    for found in rows:
+        losses = smoothed(found["losses"])
+        steps = range(1, len(losses) + 1)
+        if found["row"].endswith(("_again", "_seed")):
+            by_step.plot(steps, losses, color="0.7", linewidth=0.8, zorder=1)
+            continue
+        look = {"label": found["row"], "linewidth": 1.1, "color": f"C{shown}"}
+        shown += 1
+        by_step.plot(steps, losses, **look)
+        if "milliseconds" in found:
+            by_time.plot([step * found["milliseconds"] / 1000 for step in steps], losses, **look)
+    by_step.set(xlabel="step", ylabel=f"loss, mean of {LAST} steps", yscale="log")
+    by_time.set(xlabel="seconds of training", yscale="log")
+    for axes in (by_step, by_time):
+        axes.grid(alpha=0.3)
+    by_step.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -187,25 +308,38 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rows", default=",".join(ROWS), help="names, separated by commas")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
+    parser.add_argument("--together", type=int, default=1, help="rows trained at once")
+    parser.add_argument("--timed-steps", type=int, default=0, help="of each recipe, for its speed")
     parser.add_argument("--table", action="store_true", help="print what is there")
+    parser.add_argument("--plot", type=Path, help="draw what is there")
     parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
     chosen = parser.parse_args()
     if chosen.dry_run:
         chosen.shape = "dry"
-    out: Path = chosen.out
-    out.mkdir(parents=True, exist_ok=True)
+    names = chosen.rows.split(",")
+    if unknown := [row for row in names if row not in ROWS]:
+        parser.error(f"{unknown[0]} is no row; there are {', '.join(ROWS)}")
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    well = True
     if not chosen.table:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
-            write_text(folder / "text.jsonl", 200_000 if chosen.dry_run else 16_000_000)
-            for row in chosen.rows.split(","):
-                if row not in ROWS:
-                    parser.error(f"{row} is no row; there are {', '.join(ROWS)}")
-                path = out / f"{chosen.shape}-{chosen.steps}-{row}.json"
-                if not path.exists():
-                    found = run(row, chosen, folder / "text.jsonl", folder)
-                    path.write_text(json.dumps(found) + "\n")
-    print(table(out, chosen.shape, chosen.steps))
+            characters = 200_000 if chosen.dry_run else 4096 * 1024 * chosen.steps // 500
+            write_text(folder / "text.jsonl", characters)
+            losses = [Order(row, chosen.steps, timed=False) for row in names]
+            well = train(losses, chosen.together, chosen, folder)
+            if chosen.timed_steps:
+                alone = dict.fromkeys(timed_row(row) for row in names)
+                timed = [Order(row, chosen.timed_steps, timed=True) for row in alone]
+                well = train(timed, 1, chosen, folder) and well
+    rows = results(chosen.out, chosen.shape, chosen.steps)
+    if not rows:
+        raise SystemExit(f"no rows of {chosen.shape} and {chosen.steps} steps in {chosen.out}")
+    print(table(rows))
+    if chosen.plot is not None:
+        plot(rows, chosen.plot)
+    if not well:
+        raise SystemExit("some rows failed")
 
 
 if __name__ == "__main__":
