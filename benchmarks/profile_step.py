@@ -4,8 +4,9 @@
 
 Trains a spec through the product's own loop. After the warm-up it times ``--steps`` steps without
 a profiler, then as many under torch's profiler, and ends the run. Prints a step's milliseconds, how
-much of them the GPU computed, its kernels by kind with their shares, and the longest of them by
-name; with ``--host`` the functions in which the training thread spent its time.
+much of them the GPU computed, its kernels by kind with their shares, the longest of them by name,
+and between which the GPU stood idle; with ``--host`` the functions in which the training thread
+spent its time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from idle import print_idle
 from torch.profiler import ProfilerActivity, profile
 
 from fp8core.commands.train import run_train
@@ -65,6 +67,7 @@ class Steps:
         self.functions = cProfile.Profile()
         self.plain_seconds = 0.0
         self.events: Sequence[Any] = ()
+        self.timeline: Sequence[Any] = ()
 
     def __call__(self, loop: TrainingLoop, batches: Any, original: Any) -> None:
         first, second = self._warm_up, self._warm_up + self._steps
@@ -83,6 +86,7 @@ class Steps:
             self._profiler.__exit__(None, None, None)
             self.functions.disable()
             self.events = self._profiler.key_averages()
+            self.timeline = self._profiler.events()
             raise Profiled
         self._number += 1
         original(loop, batches)
@@ -122,6 +126,7 @@ def main() -> None:
         except Profiled:
             pass
     print_kernels(steps.events, steps.plain_seconds, chosen.steps, chosen.rows)
+    print_idle(steps.timeline, kind_of, chosen.steps)
     if chosen.host:
         text = io.StringIO()
         pstats.Stats(steps.functions, stream=text).sort_stats("tottime").print_stats(

@@ -15,7 +15,8 @@ GEMMs (in FP8, or in bf16 for the rows in bf16), attention and update take on th
 
 ``--at-least`` names what rows must reach, in tokens a second or as a multiple of another row's
 median; it counts as reached where the row's median less its spread does. With ``--profile`` three
-more steps run under torch's profiler, and kernels by kind are printed.
+more steps run under torch's profiler: kernels by kind are printed, and between which of them the
+GPU stood idle.
 """
 
 from __future__ import annotations
@@ -87,9 +88,10 @@ def run_row(chosen: argparse.Namespace) -> dict[str, Any]:
 
 
 def print_profile(step: Callable[[int], Any], count: int, milliseconds: float) -> None:
-    """The kernels of the last steps once more, by kind."""
+    """The kernels of the last steps once more, by kind, and where the GPU stood idle in them."""
     import torch
-    from profile_step import print_kernels
+    from idle import print_idle
+    from profile_step import kind_of, print_kernels
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
@@ -97,6 +99,7 @@ def print_profile(step: Callable[[int], Any], count: int, milliseconds: float) -
             step(number)
         torch.cuda.synchronize()
     print_kernels(profiler.key_averages(), milliseconds / 1000, PROFILED, 30)
+    print_idle(profiler.events(), kind_of, PROFILED)
 
 
 def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
