@@ -1,38 +1,59 @@
 """What watching FP8 health costs on a GPU: steps with it beside steps without, in one training.
 
-    python benchmarks/health_cost.py [--recipes delayed current block torchao] [--sizes small large]
+    python benchmarks/health_cost.py [--sizes 100M 400M 1.2B] [--recipes delayed current block
+        torchao] [--layers N] [--pairs 8]
 
 Trains with ``telemetry.fp8_every_steps`` 20 through the product's own loop, telemetry and alarms
 included. The ten steps around a recorded one are compared with the ten steps after them, none of
-which is recorded: their ratio is the cost of recording every tenth step. Prints the median of the
-ratios of all such pairs, with the quartiles, and a step's milliseconds. ``small``: a Llama of 0.4
-billion parameters, 4 x 2048 tokens a step; ``large``: one of 1.2 billion with Llama-3.2-1B's shape.
+which is recorded: their ratio is the cost of recording every tenth step. Every window with a
+recorded step has one without beside it, so that what the clocks of the GPU do over time falls on
+both. Prints the median of the ratios of all such pairs, with the quartiles, a step's milliseconds,
+and how long the first step took (torchao compiles in it).
+
+Llamas of 0.1, 0.4 and 1.2 billion parameters, the last with Llama-3.2-1B's widths; 4 x 2048 tokens
+a step. ``--layers`` gives them another number of blocks: what is recorded grows with them as the
+step does, compiling takes less. All cases run one after the other in one process, which saves the
+imports of each.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-EVERY, WINDOW, WARM_UP, PAIRS = 20, 10, 40, 6
-STEPS = WARM_UP + EVERY * PAIRS + WINDOW
+import torch
 
-SIZES = {
-    "small": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
-    "large": {
+from fp8core.commands.train import run_train
+from fp8core.telemetry import read_records
+
+EVERY, WINDOW, WARM_UP = 20, 10, 40
+
+SIZES: dict[str, dict[str, int]] = {
+    "100M": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+    },
+    "400M": {
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+    },
+    "1.2B": {
         "hidden_size": 2048,
         "intermediate_size": 8192,
         "num_hidden_layers": 16,
+        "num_attention_heads": 32,
         "num_key_value_heads": 8,
     },
 }
-HEADS = {"small": 16, "large": 32}
 RECIPES: dict[str, dict[str, Any]] = {
     "delayed": {"engine": "te", "amax_history_len": 16},
     "current": {"engine": "te", "scaling": "current"},
@@ -41,23 +62,22 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def spec(size: str, recipe: str) -> dict[str, Any]:
+def spec(shape: dict[str, int], recipe: dict[str, Any], steps: int) -> dict[str, Any]:
     return {
         "model": {
             "source": "config",
             "config": {
                 "model_type": "llama",
-                "num_attention_heads": HEADS[size],
                 "vocab_size": 512,
                 "max_position_embeddings": 2048,
-                **SIZES[size],
+                **shape,
             },
         },
         "tokenizer": {"source": "bytes"},
         "data": {"source": "builtin"},
-        "recipe": RECIPES[recipe],
+        "recipe": recipe,
         "conversion": {"small_gemm": "off"},
-        "training": {"steps": STEPS, "batch_size": 4, "sequence_length": 2048},
+        "training": {"steps": steps, "batch_size": 4, "sequence_length": 2048},
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},
         "telemetry": {"fp8_every_steps": EVERY},
@@ -65,50 +85,64 @@ def spec(size: str, recipe: str) -> dict[str, Any]:
     }
 
 
-def times_of_steps(size: str, recipe: str) -> dict[int, float]:
-    """When each step's loss was recorded, in seconds."""
+def times_of_steps(job: dict[str, Any]) -> tuple[dict[int, float], float]:
+    """When each step's loss was recorded, in seconds; and when training began."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "spec.json")
-        path.write_text(json.dumps(spec(size, recipe)))
-        command = [sys.executable, "-m", "fp8core", "train", str(path)]
-        subprocess.run(
-            [*command, "--workdir", f"{folder}/run"], check=True, stdout=subprocess.DEVNULL
-        )
+        path, workdir = Path(folder, "spec.json"), Path(folder, "run")
+        path.write_text(json.dumps(job))
+        code = run_train(path, workdir, [])
+        if code:
+            raise SystemExit((workdir / "result.json").read_text())
         times: dict[int, float] = {}
-        health = 0
-        for line in Path(folder, "run", "telemetry.jsonl").read_text().splitlines():
-            record = json.loads(line)
-            if record["type"] == "metrics" and "train/loss" in record["values"]:
+        began, health = 0.0, 0
+        for record, _ in read_records(workdir / "telemetry.jsonl"):
+            if record["type"] != "metrics":
+                began = began or record["time"]
+                continue
+            if "train/loss" in record["values"]:
                 times[record["step"]] = record["time"]
-            health += record["type"] == "metrics" and any(
-                name.startswith("fp8/") for name in record["values"]
-            )
-        if health < STEPS // EVERY:
-            raise SystemExit(f"{recipe}: only {health} records of FP8 health in {STEPS} steps")
-        return times
+            health += any(name.startswith("fp8/") for name in record["values"])
+        expected = job["training"]["steps"] // EVERY
+        if health < expected:
+            raise SystemExit(f"{health} records of FP8 health, not {expected}")
+        return times, began
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--layers", type=int, help="blocks, where not those of the size")
+    parser.add_argument("--pairs", type=int, default=8, help="of windows, in each training")
     chosen = parser.parse_args()
+    steps = WARM_UP + EVERY * chosen.pairs + WINDOW
     for size in chosen.sizes:
+        shape = SIZES[size] | ({"num_hidden_layers": chosen.layers} if chosen.layers else {})
         for recipe in chosen.recipes:
-            times = times_of_steps(size, recipe)
-            ratios, plain = [], []
-            for pair in range(PAIRS):
-                # The window holds the recorded step, and the next, in which its figures are read.
-                middle = WARM_UP + EVERY * pair
-                start, turn, end = (middle + WINDOW * part - WINDOW // 2 for part in (0, 1, 2))
-                plain.append((times[end] - times[turn]) / WINDOW)
-                ratios.append((times[turn] - times[start]) / WINDOW / plain[-1])
-            low, median, high = statistics.quantiles(ratios, n=4)
-            print(
-                f"{size} {recipe}: ratio {median:.4f} (quartiles {low:.4f} to {high:.4f}), "
-                f"plain step {statistics.median(plain) * 1000:.2f} ms",
-                flush=True,
-            )
+            times, began = times_of_steps(spec(shape, RECIPES[recipe], steps))
+            report(f"{size} x {shape['num_hidden_layers']} {recipe}", times, began, chosen.pairs)
+            # The next training has the GPU and the compiled code of this one for itself.
+            gc.collect()
+            torch.cuda.empty_cache()
+            torch._dynamo.reset()
+
+
+def report(name: str, times: dict[int, float], began: float, pairs: int) -> None:
+    ratios, plain = [], []
+    for pair in range(pairs):
+        # The window holds the recorded step, and the next, in which its figures are read.
+        middle = WARM_UP + EVERY * pair
+        start, turn, end = (middle + WINDOW * part - WINDOW // 2 for part in (0, 1, 2))
+        plain.append((times[end] - times[turn]) / WINDOW)
+        ratios.append((times[turn] - times[start]) / WINDOW / plain[-1])
+    low, median, high = statistics.quantiles(ratios, n=4)
+    print(
+        f"{name}: ratio {median:.4f} (quartiles {low:.4f} to {high:.4f}), "
+        f"plain step {statistics.median(plain) * 1000:.2f} ms; first step after "
+        f"{min(times.values()) - began:.1f} s, longest of the first {WARM_UP - WINDOW} "
+        f"{max(times[s + 1] - times[s] for s in range(1, WARM_UP - WINDOW)):.1f} s",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":
