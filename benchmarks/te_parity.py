@@ -25,56 +25,35 @@ import csv
 import json
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from te_by_hand import (
+    BETAS,
+    CLIP,
+    EPSILON,
+    LEARNING_RATE,
+    LENGTH,
+    RECIPE,
+    ROWS,
+    batches,
+    initial_model,
+    prepare,
+    train_by_hand,
+    with_te_blocks,
+    with_te_layers,
+)
 
-LENGTH, ROWS = 1024, 16
-LEARNING_RATE, BETAS, EPSILON, CLIP = 3e-4, (0.9, 0.95), 1e-8, 1.0
-RECIPE = {"fp8_format": "HYBRID", "amax_history_len": 16, "amax_compute_algo": "max"}
-CONFIG: dict[str, Any] = {
-    "hidden_size": 768,
-    "intermediate_size": 2560,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
-    "vocab_size": 272,
-    "max_position_embeddings": LENGTH,
-    "tie_word_embeddings": False,
-}
-
-
-def prepare(folder: Path, steps: int) -> None:
-    """The text as rows of exactly LENGTH ASCII characters, and the initial weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    needed = steps * ROWS * LENGTH
-    library = Path(sysconfig.get_paths()["stdlib"])
-    text = ""
-    for path in sorted(library.rglob("*.py")):
-        source = path.read_text(encoding="utf-8", errors="ignore")
-        text += source.encode("ascii", "ignore").decode().replace("\r", "")
-        if len(text) >= needed:
-            break
-    rows = [text[i : i + LENGTH] for i in range(0, len(text) - LENGTH + 1, LENGTH)]
-    # A fixed interleaving, so that neighbouring rows come from different files.
-    order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(0)).tolist()
-    repeated = [rows[order[i % len(rows)]] for i in range(steps * ROWS)]
-    with (folder / "rows.jsonl").open("w") as file:
-        file.writelines(json.dumps({"text": row}) + "\n" for row in repeated)
-    torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**CONFIG)).save_pretrained(folder / "initial")
-    print(f"{len(rows)} distinct rows of {LENGTH} bytes for {steps * ROWS} used")
+__all__ = ["octrain_losses", "octrain_spec", "read", "smoothed", "write"]
 
 
-def octrain(folder: Path, steps: int, fuse: str = "auto") -> list[float]:
-    spec = {
+def octrain_spec(folder: Path, steps: int, fuse: str) -> dict[str, Any]:
+    """The job that trains what ``prepare`` has put into ``folder``."""
+    return {
         "model": {"source": "path", "path": str(folder / "initial")},
         "tokenizer": {"source": "bytes"},
         "data": {
@@ -105,10 +84,17 @@ def octrain(folder: Path, steps: int, fuse: str = "auto") -> list[float]:
         "telemetry": {"fp8_every_steps": 0},
         "resources": {"device": "cuda"},
     }
-    (folder / "spec.json").write_text(json.dumps(spec))
+
+
+def octrain(folder: Path, steps: int, fuse: str = "auto") -> list[float]:
+    (folder / "spec.json").write_text(json.dumps(octrain_spec(folder, steps, fuse)))
     workdir = folder / f"octrain-{fuse}"
     command = [sys.executable, "-m", "fp8core", "train", str(folder / "spec.json")]
     subprocess.run([*command, "--workdir", str(workdir)], check=True)
+    return octrain_losses(workdir)
+
+
+def octrain_losses(workdir: Path) -> list[float]:
     losses = []
     for line in (workdir / "telemetry.jsonl").read_text().splitlines():
         record = json.loads(line)
@@ -117,133 +103,13 @@ def octrain(folder: Path, steps: int, fuse: str = "auto") -> list[float]:
     return losses
 
 
-def batches(folder: Path, steps: int) -> Iterator[torch.Tensor]:
-    """[ROWS, LENGTH] token ids in the order of the file; the tokenizer is the one Octrain saved."""
-    from transformers import AutoTokenizer
-
-    saved = next(folder.glob("octrain-*/model"))
-    tokenizer = AutoTokenizer.from_pretrained(saved)
-    with (folder / "rows.jsonl").open() as file:
-        for _ in range(steps):
-            texts = [json.loads(next(file))["text"] for _ in range(ROWS)]
-            ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-            yield torch.tensor(ids, device="cuda")
-
-
-def with_te_layers(model: nn.Module) -> nn.Module:
-    """Every Linear but the head, and every RMSNorm, replaced by hand."""
-    import transformer_engine.pytorch as te
-    from transformers.models.llama.modeling_llama import LlamaRMSNorm
-
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear) and name != "lm_head":
-                replacement: Any = te.Linear(child.in_features, child.out_features, bias=False)
-            elif isinstance(child, LlamaRMSNorm):
-                replacement = te.RMSNorm(child.weight.numel(), eps=child.variance_epsilon)
-            else:
-                continue
-            with torch.no_grad():
-                replacement.weight.copy_(child.weight)
-            setattr(parent, name, replacement)
-    return model
-
-
-class TEBlock(nn.Module):
-    """A block of Llama as ``te.TransformerLayer``, called as Llama calls its own."""
-
-    def __init__(self, block: Any, angles: torch.Tensor) -> None:
-        super().__init__()
-        import transformer_engine.pytorch as te
-
-        attention, mlp = block.self_attn, block.mlp
-        self.layer = te.TransformerLayer(
-            CONFIG["hidden_size"],
-            CONFIG["intermediate_size"],
-            CONFIG["num_attention_heads"],
-            num_gqa_groups=CONFIG["num_key_value_heads"],
-            bias=False,
-            layernorm_epsilon=block.input_layernorm.variance_epsilon,
-            hidden_dropout=0.0,
-            attention_dropout=0.0,
-            fuse_qkv_params=False,
-            normalization="RMSNorm",
-            activation="swiglu",
-            attn_input_format="bshd",
-            self_attn_mask_type="causal",
-        )
-        self.angles = angles
-        joined, fused_mlp = self.layer.self_attention.layernorm_qkv, self.layer.layernorm_mlp
-        pairs = {
-            joined.layer_norm_weight: block.input_layernorm.weight,
-            joined.query_weight: attention.q_proj.weight,
-            joined.key_weight: attention.k_proj.weight,
-            joined.value_weight: attention.v_proj.weight,
-            self.layer.self_attention.proj.weight: attention.o_proj.weight,
-            fused_mlp.layer_norm_weight: block.post_attention_layernorm.weight,
-            fused_mlp.fc1_weight: torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]),
-            fused_mlp.fc2_weight: mlp.down_proj.weight,
-        }
-        with torch.no_grad():
-            for target, source in pairs.items():
-                target.copy_(source)
-
-    def forward(self, hidden: torch.Tensor, **options: Any) -> torch.Tensor:
-        output: torch.Tensor = self.layer(hidden, rotary_pos_emb=self.angles)
-        return output
-
-
-def with_te_blocks(model: Any) -> nn.Module:
-    """Every block replaced by Transformer Engine's own; the last norm too."""
-    import transformer_engine.pytorch as te
-
-    size = CONFIG["hidden_size"] // CONFIG["num_attention_heads"]
-    angles = te.RotaryPositionEmbedding(size)(max_seq_len=LENGTH).cuda()
-    blocks = model.model.layers
-    for place, block in enumerate(blocks):
-        blocks[place] = TEBlock(block, angles)
-    return with_te_layers(model)
-
-
-def initial_model(folder: Path) -> nn.Module:
-    from transformers import LlamaForCausalLM
-
-    return LlamaForCausalLM.from_pretrained(folder / "initial", dtype=torch.float32).cuda()
-
-
-def hand_loop(
+def by_hand(
     folder: Path, steps: int, *, fp8: bool = True, fused: bool = False, blocks: bool = False
 ) -> list[float]:
-    import transformer_engine.pytorch as te
-    from transformer_engine.common.recipe import DelayedScaling, Format
-
-    recipe = DelayedScaling(fp8_format=Format.HYBRID, amax_history_len=16, amax_compute_algo="max")
     model = initial_model(folder)
     if fp8:
         model = with_te_blocks(model) if blocks else with_te_layers(model)
-    model.train()
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=LEARNING_RATE,
-        betas=BETAS,
-        eps=EPSILON,
-        weight_decay=0.0,
-        fused=fused,
-        foreach=not fused,
-    )
-    losses = []
-    for ids in batches(folder, steps):
-        with (
-            torch.autocast("cuda", dtype=torch.bfloat16),
-            te.autocast(enabled=fp8, recipe=recipe),
-        ):
-            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append(loss.detach())
-    return torch.stack(losses).tolist()
+    return train_by_hand(model, batches(folder, steps), fp8=fp8, fused=fused)
 
 
 def accelerated(folder: Path, steps: int) -> list[float]:
@@ -273,16 +139,16 @@ def smoothed(losses: list[float], window: int = 20) -> torch.Tensor:
     return values.unfold(0, window, 1).mean(-1)
 
 
-def write(runs: dict[str, list[float]], folder: Path) -> None:
-    with (folder / "losses.csv").open("w", newline="") as file:
+def write(runs: dict[str, list[float]], path: Path) -> None:
+    with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["step", *runs])
         for step, losses in enumerate(zip(*runs.values(), strict=True), start=1):
             writer.writerow([step, *(f"{loss:.6f}" for loss in losses)])
 
 
-def read(folder: Path) -> dict[str, list[float]]:
-    with (folder / "losses.csv").open(newline="") as file:
+def read(path: Path) -> dict[str, list[float]]:
+    with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
     return {name: [float(row[name]) for row in rows] for name in rows[0] if name != "step"}
 
@@ -334,7 +200,7 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.out
     if arguments.plot:
-        runs = read(folder)
+        runs = read(folder / "losses.csv")
         for reference in ("te", "te-layers"):
             report(runs, reference)
         plot(runs, folder / "te_parity.png")
@@ -353,12 +219,12 @@ def train_all(work: Path, steps: int, folder: Path, only: list[str] | None) -> N
     ways: dict[str, Callable[[], list[float]]] = {
         "octrain-plain": lambda: octrain(work, steps, "none"),
         "octrain": lambda: octrain(work, steps),
-        "te-layers": lambda: hand_loop(work, steps, blocks=True),
-        "te": lambda: hand_loop(work, steps),
-        "te-again": lambda: hand_loop(work, steps),
-        "bf16": lambda: hand_loop(work, steps, fp8=False),
+        "te-layers": lambda: by_hand(work, steps, blocks=True),
+        "te": lambda: by_hand(work, steps),
+        "te-again": lambda: by_hand(work, steps),
+        "bf16": lambda: by_hand(work, steps, fp8=False),
         "accelerate": lambda: accelerated(work, steps),
-        "te-fused": lambda: hand_loop(work, steps, fused=True),
+        "te-fused": lambda: by_hand(work, steps, fused=True),
     }
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ROWS} x {LENGTH} tokens")
     runs: dict[str, list[float]] = {}
@@ -368,7 +234,7 @@ def train_all(work: Path, steps: int, folder: Path, only: list[str] | None) -> N
         started = time.perf_counter()
         runs[name] = way()
         print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
-        write(runs, folder)
+        write(runs, folder / "losses.csv")
         torch.cuda.empty_cache()
     for reference in runs:
         if reference in ("te", "te-layers"):
