@@ -57,7 +57,7 @@ _TIMES = {
     for table, columns in {
         "jobs": "created_at started_at ended_at next_attempt_at queue_deadline_at stop_deadline_at",
         "attempts": "created_at claimed_at ended_at last_heartbeat_at unreachable_since "
-        "progress_at lease_expires_at stalled_since run_deadline_at outage_at",
+        "progress_at lease_expires_at lease_granted_until stalled_since run_deadline_at outage_at",
         "nodes": "last_heartbeat_at unreachable_since quarantined_since faults_from",
         "outbox": "created_at sent_at",
         "leftovers": "not_before",
@@ -274,10 +274,15 @@ class Worker:
         assert answer.status_code == 200, answer.text
         return self.attempt
 
-    async def post(self, action: str, **body: Any) -> httpx.Response:
-        """A write to the claimed attempt."""
+    async def post(self, action: str, *, lost: bool = False, **body: Any) -> httpx.Response:
+        """A write to the claimed attempt; an answer that is `lost` does not reach it."""
+        if action == "heartbeat":
+            body = {"lease_number": self.attempt["lease_number"]} | body
         body = {"fencing_token": self.attempt["fencing_token"]} | body
-        return await self.http.post(f"/attempts/{self.attempt['attempt_id']}/{action}", json=body)
+        answer = await self.http.post(f"/attempts/{self.attempt['attempt_id']}/{action}", json=body)
+        if action == "heartbeat" and answer.status_code == 200 and not lost:
+            self.attempt["lease_number"] = answer.json()["lease_number"]
+        return answer
 
     async def telemetry(self, first_seq: int, *records: dict[str, Any]) -> httpx.Response:
         """Send records."""

@@ -93,6 +93,8 @@ async def test_a_job_that_runs_too_long_is_stopped(
     elif ends == "as a success":
         await worker.finish("succeeded", "completed", step=50)
     else:
+        # It lives, and holds the short lease that it was given; its trainer does not end.
+        await worker.post("heartbeat", step=6)
         await lone_service.advance(100)
         await worker.reconcile()
     job = await _job(user, job_id)
@@ -176,6 +178,8 @@ async def test_a_stall_can_restart_the_job_while_restarts_are_left(
     answer = (await worker.post("heartbeat")).json()
     assert (answer["wanted"], answer["wanted_reason"]) == ("pause", "stalled")
     if by_force:
+        # It lives, and holds the short lease that it was given; its trainer does not end.
+        await worker.post("heartbeat")
         await lone_service.advance(100)
         await worker.reconcile()
     else:

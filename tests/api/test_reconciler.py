@@ -174,15 +174,43 @@ async def test_a_cancel_past_its_deadline_is_forced(
     answer = (await worker.post("heartbeat")).json()
     assert answer["wanted"] == "cancel"
     assert 80 <= answer["lease_seconds"] <= 90
-    await lone_service.sql(
-        "UPDATE jobs SET stop_deadline_at = stop_deadline_at - interval '200 seconds'"
-    )
+    await lone_service.advance(200)
     assert (await worker.post("heartbeat")).json()["lease_seconds"] == 1
     await worker.reconcile()
     job = (await user.get(f"/jobs/{job_id}")).json()
     assert (job["status"], job["reason"]) == ("cancelled", "cancelled_by_user")
     assert "presumed" in job["detail"]
     assert (await worker.finish("stopped", "cancelled_by_user")).status_code == 409
+
+
+@pytest.mark.parametrize("stop", ["cancel", "pause"])
+@pytest.mark.parametrize("told", ["never", "by a late heartbeat", "in order"])
+async def test_a_lease_is_over_only_when_its_holder_knows_it(
+    worker: Any, user: Any, submit: Any, lone_service: Any, stop: str, told: str
+) -> None:
+    """A stop shortens the lease. Where that answer is lost, and the node is cut off then, its
+    trainer runs until the lease before is over: the place is not another's sooner."""
+    job_id = await submit(user, limits={"cancel_deadline_seconds": 60})
+    await worker.take(job_id)
+    held = worker.attempt["lease_number"]
+    await worker.post("heartbeat")
+    await user.post(f"/jobs/{job_id}/{stop}")
+    answer = (await worker.post("heartbeat", lost=True)).json()
+    assert 80 <= answer["lease_seconds"] <= 90
+    if told == "by a late heartbeat":
+        # Of before the stop, and on its way until now: it says nothing of the lease held since.
+        await worker.post("heartbeat", lost=True, lease_number=held)
+    if told == "in order":
+        await worker.post("heartbeat")
+        await worker.post("heartbeat", lost=True)
+    await lone_service.advance(150)
+    await worker.reconcile()
+    over = (await user.get(f"/jobs/{job_id}")).json()["attempts"][0]["status"] == "ended"
+    assert over == (told == "in order")
+    await lone_service.advance(900 + 16 - 150)
+    await worker.reconcile()
+    job = (await user.get(f"/jobs/{job_id}")).json()
+    assert job["status"] == {"cancel": "cancelled", "pause": "paused"}[stop]
 
 
 async def test_a_cancel_on_a_lost_node_waits_for_the_lease(

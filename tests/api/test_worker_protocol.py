@@ -36,6 +36,7 @@ async def test_a_job_runs_to_its_end(worker: Any, user: Any, submit: Any) -> Non
         "wanted_reason": None,
         "stop_within_seconds": None,
         "lease_seconds": 900,
+        "lease_number": 2,
     }
     progress = {
         "type": "progress",
@@ -82,7 +83,8 @@ async def test_only_one_supervisor_claims(worker: Any, user: Any, submit: Any) -
     assert refused.json()["type"] == "/problems/stale-attempt"
     winner = next(n for n, answer in enumerate(answers) if answer.status_code == 200)
     again = await worker.claim(attempt, f"supervisor-{winner}")
-    assert again.json() == answers[winner].json()
+    # The same attempt, and the next lease of it.
+    assert again.json() == answers[winner].json() | {"lease_number": 2}
 
 
 async def test_a_claim_that_is_repeated_has_the_lease_that_it_says(

@@ -60,6 +60,9 @@ class Attempt:
     artifacts: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     finished: dict[str, Any] | None = None
     heartbeats: int = 0
+    # The number of the last lease granted, and those that heartbeats said were held.
+    lease_number: int = 0
+    held: list[int | None] = field(default_factory=list)
     resume_candidates: list[dict[str, Any]] = field(default_factory=list)
     claims: int = 0
     roots: list[str] | None = None
@@ -77,6 +80,11 @@ class Attempt:
             "wanted_reason": self.wanted_reason,
             "stop_within_seconds": left,
         }
+
+    def lease(self) -> dict[str, Any]:
+        """The next lease."""
+        self.lease_number += 1
+        return {"lease_seconds": self.lease_seconds, "lease_number": self.lease_number}
 
     @property
     def steps(self) -> list[int]:
@@ -222,7 +230,7 @@ class ApiServer:
             "fencing_token": attempt.token,
             "spec": attempt.spec,
             **attempt.wish,
-            "lease_seconds": attempt.lease_seconds,
+            **attempt.lease(),
             "heartbeat_interval_seconds": self.heartbeat_interval,
             "artifact_prefix": f"jobs/job_1/attempts/{attempt.id}",
             "resume_candidates": attempt.resume_candidates,
@@ -234,7 +242,8 @@ class ApiServer:
 
     def _heartbeat(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         attempt.heartbeats += 1
-        return 200, {**attempt.wish, "lease_seconds": attempt.lease_seconds}
+        attempt.held.append(body["lease_number"])
+        return 200, {**attempt.wish, **attempt.lease()}
 
     def _telemetry(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
         expected = len(attempt.records) + 1

@@ -163,6 +163,28 @@ def test_processes_left_by_a_good_trainer_are_ended(workplace: Any, tmp_path: Pa
     assert not [pid for pid in map(int, family.read_text().split()) if alive(pid)]
 
 
+def test_a_heartbeat_says_which_lease_is_held(workplace: Any, until: Callable[..., Any]) -> None:
+    """That of the last answer which came: the API may count on no other."""
+    attempt = workplace.api.add("att_a", {"steps": 9999, "step_seconds": 0.02})
+    answered = workplace.api._heartbeat
+    lost: list[int] = []
+
+    def losing(attempt: Any, body: dict[str, Any]) -> tuple[int, Any]:
+        status, answer = answered(attempt, body)
+        if attempt.heartbeats not in (2, 3):
+            return status, answer
+        lost.append(answer["lease_number"])
+        return 502, {"detail": "the answer is lost"}
+
+    workplace.api._heartbeat = losing
+    child = workplace.supervise("att_a")
+    until(lambda: attempt.heartbeats >= 6, "six heartbeats")
+    attempt.wanted = "cancel"
+    assert child.wait(timeout=30) == 0, workplace.log()
+    assert lost == [3, 4]
+    assert attempt.held[:6] == [1, 2, 2, 2, 5, 6]
+
+
 def test_lease_that_runs_out_stops_the_trainer_before_its_end(
     workplace: Any, until: Callable[..., Any]
 ) -> None:

@@ -171,6 +171,7 @@ class Claim(WishAnswer):
     fencing_token: int | str
     spec: dict[str, Any]
     lease_seconds: float = Field(gt=0)
+    lease_number: int | None = None
     heartbeat_interval_seconds: float = Field(default=5.0, gt=0)
     artifact_prefix: str
     # Checkpoints to go on from, best first.
@@ -187,6 +188,7 @@ class Claim(WishAnswer):
 
 class HeartbeatAnswer(WishAnswer):
     lease_seconds: float = Field(gt=0)
+    lease_number: int | None = None
 
 
 class TelemetryAnswer(WishAnswer):
@@ -285,9 +287,20 @@ class ApiClient:
         return self._post(path, body, Claim, headers)
 
     def heartbeat(
-        self, attempt_id: str, token: int | str, *, phase: str | None, step: int | None
+        self,
+        attempt_id: str,
+        token: int | str,
+        *,
+        phase: str | None,
+        step: int | None,
+        lease_number: int | None = None,
     ) -> HeartbeatAnswer:
-        body = {"fencing_token": token, "phase": phase, "step": step}
+        body = {
+            "fencing_token": token,
+            "phase": phase,
+            "step": step,
+            "lease_number": lease_number,
+        }
         return self._post(f"/attempts/{attempt_id}/heartbeat", body, HeartbeatAnswer)
 
     def telemetry(

@@ -66,7 +66,9 @@ class AttemptRepository:
         attempt.claimed_at = now
         attempt.last_heartbeat_at = now
         attempt.progress_at = now
-        attempt.lease_expires_at = now + timedelta(seconds=attempt.lease_seconds)
+        attempt.lease_number = 1
+        attempt.lease_granted_until = now + timedelta(seconds=attempt.lease_seconds)
+        attempt.lease_expires_at = attempt.lease_granted_until
         if max_run_time is not None:
             left = timedelta(seconds=max_run_time) - await self._run_time(attempt.job_id)
             attempt.run_deadline_at = now + max(left, timedelta())
@@ -97,22 +99,31 @@ class AttemptRepository:
         )
         return bool(await self._session.scalar(statement))
 
-    async def renew(self, attempt: Attempt, job: Job, forced_lease: int) -> int:
-        """Renew the lease and return the seconds it now has.
+    async def renew(
+        self, attempt: Attempt, job: Job, forced_lease: int, held: int | None = None
+    ) -> int:
+        """Grant the next lease and return the seconds that it has.
 
-        Past the deadline of a cancel or pause it is not renewed beyond deadline + `forced_lease`,
+        Past the deadline of a cancel or pause none is granted beyond deadline + `forced_lease`,
         so that a supervisor that is alive but does not end its trainer loses the attempt all the
-        same.
+        same. `held` is the number of the lease that it says it holds. Only when that is the last
+        one granted is it sure that it counts on none before, which may have ended later: the
+        answer with a shorter one may have been lost.
         """
         now = await database_now(self._session)
-        expires = now + timedelta(seconds=attempt.lease_seconds)
+        granted = now + timedelta(seconds=attempt.lease_seconds)
         if job.stop_deadline_at is not None:
-            expires = min(expires, job.stop_deadline_at + timedelta(seconds=forced_lease))
-        attempt.lease_expires_at = expires
+            granted = min(granted, job.stop_deadline_at + timedelta(seconds=forced_lease))
+        before = attempt.lease_expires_at
+        if held is not None and held == attempt.lease_number:
+            before = attempt.lease_granted_until
+        attempt.lease_expires_at = max(granted, before) if before is not None else granted
+        attempt.lease_number += 1
+        attempt.lease_granted_until = granted
         attempt.last_heartbeat_at = now
         attempt.unreachable_since = None
         await self._session.flush()
-        return max(int((expires - now).total_seconds()), 1)
+        return max(int((granted - now).total_seconds()), 1)
 
     async def end(
         self,
@@ -131,6 +142,7 @@ class AttemptRepository:
         attempt.exit_code = exit_code
         attempt.ended_at = await database_now(self._session)
         attempt.lease_expires_at = None
+        attempt.lease_granted_until = None
         attempt.unreachable_since = None
         await self._session.flush()
         await UsageRepository(self._session).count(attempt)

@@ -67,6 +67,7 @@ class Claim(Wish):
     fencing_token: int
     spec: dict[str, Any]
     lease_seconds: int
+    lease_number: int
     heartbeat_interval_seconds: int
     artifact_prefix: str
     resume_from: ResumeFrom | None = Field(description="the first of the candidates")
@@ -103,12 +104,18 @@ class HeartbeatRequest(Fenced):
 
     phase: str | None = Field(default=None, max_length=64)
     step: int | None = Field(default=None, ge=0)
+    lease_number: int | None = Field(
+        default=None,
+        description="the lease that it holds: that of the last answer it has got. A lease that "
+        "ends sooner than the one before counts only once it is named here",
+    )
 
 
 class HeartbeatAnswer(Wish):
     """What is wanted of the attempt, and for how long it may go on without another answer."""
 
     lease_seconds: int
+    lease_number: int
 
 
 class TelemetryRequest(Fenced):

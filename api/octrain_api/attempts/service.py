@@ -134,6 +134,7 @@ class AttemptService:
             spec=job.spec,
             **await self._wish(job),
             lease_seconds=lease,
+            lease_number=attempt.lease_number,
             heartbeat_interval_seconds=self._settings.controller.heartbeat_interval,
             artifact_prefix=artifact_prefix(attempt),
             resume_from=candidates[0] if candidates else None,
@@ -172,7 +173,7 @@ class AttemptService:
     async def heartbeat(self, attempt_id: str, request: HeartbeatRequest) -> HeartbeatAnswer:
         """Renew the lease and say what is wanted."""
         job, attempt = await self._lock_fenced(attempt_id, request.fencing_token)
-        lease = await self._heard(job, attempt)
+        lease = await self._heard(job, attempt, request.lease_number)
         phase = clean_text(request.phase) if request.phase is not None else attempt.phase
         step = request.step if request.step is not None else attempt.step
         if (phase, step) != (attempt.phase, attempt.step):
@@ -184,10 +185,11 @@ class AttemptService:
         return HeartbeatAnswer(
             **await self._wish(job),
             lease_seconds=lease,
+            lease_number=attempt.lease_number,
         )
 
-    async def _heard(self, job: Job, attempt: Attempt) -> int:
-        """The attempt's supervisor asks: renew its lease; how many seconds it now has."""
+    async def _heard(self, job: Job, attempt: Attempt, held: int | None = None) -> int:
+        """The attempt's supervisor asks, holding this lease: renew it; how many seconds it has."""
         if attempt.unreachable_since is not None:
             await EventRepository(self._session).append(
                 job,
@@ -197,7 +199,8 @@ class AttemptService:
                 attempt=attempt.number,
             )
         await self._note_silence(attempt)
-        return await self._attempts.renew(attempt, job, self._settings.controller.forced_lease)
+        forced_lease = self._settings.controller.forced_lease
+        return await self._attempts.renew(attempt, job, forced_lease, held)
 
     def _trace_first_step(self, job: Job, attempt: Attempt, before: int | None) -> None:
         if not before and attempt.step and attempt.claimed_at is not None:

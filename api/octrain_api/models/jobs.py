@@ -110,7 +110,11 @@ class Attempt(Base):
     gpu_indices: Mapped[list[int]]
     cpu_slots: Mapped[int] = mapped_column(server_default="0")
     lease_seconds: Mapped[int]
+    # Until when the supervisor may count on a lease, as far as it can be known here.
     lease_expires_at: Mapped[datetime | None]
+    # The last one granted, which may end sooner; whether it is held, a heartbeat says.
+    lease_number: Mapped[int] = mapped_column(server_default="0")
+    lease_granted_until: Mapped[datetime | None]
     last_heartbeat_at: Mapped[datetime | None]
     unreachable_since: Mapped[datetime | None]
     supervisor: Mapped[str | None]

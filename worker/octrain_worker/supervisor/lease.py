@@ -25,16 +25,19 @@ class Lease:
     clock: Clock = boot_time
     ends_at: float = 0.0
     seconds: float = 0.0
+    # The API's number of this lease, for heartbeats to say that it is held.
+    number: int | None = None
 
-    def grant(self, sent_at: float, seconds: float) -> None:
+    def grant(self, sent_at: float, seconds: float, number: int | None = None) -> None:
         """The API answered a request sent at ``sent_at`` with ``seconds`` of lease.
 
         They may end sooner than those before: past the deadline of a stop the API holds the
-        attempt no longer, and gives its place to another.
+        attempt no longer, and gives its place to another, once it has heard that this one is held.
         """
         # In this order: whoever reads the one without the other stops no sooner than is due.
         self.seconds = seconds
         self.ends_at = sent_at + seconds
+        self.number = number
 
     @property
     def stop_at(self) -> float:

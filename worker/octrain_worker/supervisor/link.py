@@ -155,7 +155,11 @@ class Link:
             sent_at = self.lease.clock()
             try:
                 answer = self.client.heartbeat(
-                    self.attempt_id, self.token, phase=self.phase, step=self.step
+                    self.attempt_id,
+                    self.token,
+                    phase=self.phase,
+                    step=self.step,
+                    lease_number=self.lease.number,
                 )
             except StaleAttempt as error:
                 self.disown(str(error))
@@ -169,7 +173,7 @@ class Link:
                 continue
             # A stop first: its lease may be short, and must not be taken for one that runs out.
             self.hear(sent_at, answer)
-            self.lease.grant(sent_at, answer.lease_seconds)
+            self.lease.grant(sent_at, answer.lease_seconds, answer.lease_number)
             self._write_lease()
             if said and away_since is not None:
                 seconds = round(self.lease.clock() - away_since, 1)

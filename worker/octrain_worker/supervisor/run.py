@@ -102,7 +102,7 @@ class Supervisor:
         self._trace.begin(claim.traceparent)
         self._trace.part("claim request", asked_at)
         lease = Lease()
-        lease.grant(claimed.sent_at, claim.lease_seconds)
+        lease.grant(claimed.sent_at, claim.lease_seconds, claim.lease_number)
         write_private(self._folder.claim, claim.model_dump(mode="json"))
         self._link = Link(
             self._client,
