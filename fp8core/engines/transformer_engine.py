@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -46,6 +47,7 @@ from fp8core.numerics.landing import Landing
 if TYPE_CHECKING:
     from fp8core.fusion.parts import BlockParts
 
+_OLDEST = (2, 20)
 HIGH_PRECISION = (True, True, True)
 ALL_FP8 = (False, False, False)
 
@@ -56,13 +58,19 @@ def availability(recipe: Any, device: torch.device) -> Availability:
         return Availability(False, ("Transformer Engine runs on CUDA devices only",))
     if importlib.util.find_spec("transformer_engine") is None:
         return Availability(False, ("Transformer Engine is not installed (see README, GPU nodes)",))
+    version: str | None = None
     try:
         # The bare meta package raises RuntimeError, a missing library OSError or FileNotFoundError.
         import transformer_engine
+
+        version = str(transformer_engine.__version__)
+        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
+            needed = ".".join(map(str, _OLDEST))
+            reason = f"Transformer Engine {version} is too old; {needed} or later is needed"
+            return Availability(False, (reason,), version)
         import transformer_engine.pytorch as te
     except Exception as error:
-        return Availability(False, (f"Transformer Engine does not import: {error}",))
-    version = str(transformer_engine.__version__)
+        return Availability(False, (f"Transformer Engine does not import: {error}",), version)
     checks: dict[str, Callable[..., tuple[bool, str]]] = {
         "mxfp8": te.is_mxfp8_available,
         "nvfp4": te.is_nvfp4_available,

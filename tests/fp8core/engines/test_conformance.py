@@ -7,6 +7,7 @@ A small model with tied embeddings, a frozen layer, a bias-less layer and norms 
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,24 @@ def test_a_broken_transformer_engine_is_a_reason(
     available = availability(TEDelayed(), "cuda")
     assert not available.ok
     assert available.reasons == ("Transformer Engine does not import: no shared object",)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Transformer Engine may be in use here")
+@pytest.mark.parametrize("version", ["1.13.0", "2.3.0", "2.19.1+cu13"])
+def test_an_old_transformer_engine_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """It has other names for the same things, and other fields in its recipes."""
+    package = tmp_path / "transformer_engine"
+    package.mkdir()
+    (package / "__init__.py").write_text(f"__version__ = {version!r}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "transformer_engine", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    available = availability(TEDelayed(), "cuda")
+    monkeypatch.delitem(sys.modules, "transformer_engine")
+    needed = f"Transformer Engine {version} is too old; 2.20 or later is needed"
+    assert (available.ok, available.reasons, available.version) == (False, (needed,), version)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

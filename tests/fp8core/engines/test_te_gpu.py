@@ -144,6 +144,29 @@ def test_scales_follow_the_formula(algorithm: str, margin: int) -> None:
         assert scale == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        ({"scaling": "current", "use_power_2_scales": False}, 0.8984375),
+        ({"scaling": "current", "use_power_2_scales": True}, 0.875),
+        ({"scaling": "block", "use_f32_scales": True}, 0.8984375),
+        ({"scaling": "block", "use_f32_scales": False}, 0.875),
+    ],
+)
+def test_scales_are_rounded_as_the_recipe_says(recipe: dict[str, Any], expected: float) -> None:
+    """The largest element becomes FP8_MAX itself, or, scaled by 256 instead, is rounded."""
+    engine = engine_for(**recipe)
+    linear = nn.Linear(256, 256, bias=False, device=DEVICE)
+    with torch.no_grad():
+        linear.weight.copy_(torch.eye(256))
+    layer = engine.convert_linear(linear, "layer")
+    x = torch.zeros(64, 256, device=DEVICE)
+    x[:, ::128] = 0.8984375  # a bf16 number; 448 / 0.8984375 is 498.6
+    with engine.training_context():
+        found = layer(x)
+    assert found[:, ::128].float().unique().tolist() == [expected]
+
+
 def test_state_goes_round_and_training_goes_on_equally() -> None:
     for override in ((False, False, False), (True, False, False)):
         options = {"amax_history_len": 8, "override_linear_precision": list(override)}
