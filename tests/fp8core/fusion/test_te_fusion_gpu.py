@@ -299,5 +299,6 @@ def test_heads_are_split_and_rotated_in_one_kernel(
     expected = turned(query), turned(key), value
     (wanted,) = torch.autograd.grad(expected, exact, [part.float() for part in along])
     for own, other in zip((*found, gradient), (*expected, wanted), strict=True):
-        # Each element is rounded to bf16 once.
-        assert float((own.float() - other).norm() / other.norm()) < 2**-8
+        # Each element is rounded to bf16 once, to the nearest: cut off, errors would be twice as
+        # large, and all towards 0.
+        assert float((own.float() - other).norm() / other.norm()) < 2**-9
