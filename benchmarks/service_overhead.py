@@ -1,14 +1,17 @@
 """A job through the service beside the bare training loop: tokens a second of the same steps.
 
-    python benchmarks/service_overhead.py [--steps 24] [--repeats 2] [--device cpu]
+    python benchmarks/service_overhead.py [--shape small] [--steps 42] [--repeats 3]
 
 The service is the whole local stack: API, controller, Postgres, Valkey and a node's worker, on this
-machine. Its jobs report metrics of every step, FP8 health every ten, and stream their logs. The
-bare loop is ``python -m fp8core train`` of the same spec, reporting every sixth step, without
-health and nobody reading. Both in turn, ``--repeats`` times; of each the median of the runs, where
-a run's speed is that of its steps behind the first six. On a CPU the recipe is `emulated` and the
-trainers have one thread each (two cores at least, or the servers take the trainer's time); with
-``--device cuda`` it is te's delayed scaling and a larger model.
+machine. Its jobs report metrics of every step, FP8 health every ten, and stream their logs, which
+a client follows. The bare loop is ``python -m fp8core train`` of the same spec, reporting every
+sixth step, without health and nobody reading. Both in turn, ``--repeats`` times; of each the median
+of the runs. A run's speed is that of the clock between the reports of its sixth step and of the
+sixth before its last, so that nothing between steps is left out.
+
+``small`` is for a CPU: `emulated`, one thread for each trainer (two cores at least, or the servers
+take the trainer's time). ``1b`` and ``3b`` need a GPU: te's delayed scaling, Llama-3.2's shapes,
+2 x 4096 tokens a step, stored in bf16.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,50 +32,75 @@ from octrain.client import Client
 from octrain.local.stack import LocalStack
 
 EVERY = 6
-"""Steps that the bare loop reports together; as many are not counted at the beginning."""
+"""Steps that the bare loop reports together; as many are not counted at either end."""
 
-SIZES: dict[str, dict[str, int]] = {
-    "cpu": {"hidden": 256, "mlp": 704, "layers": 4, "heads": 4, "rows": 4, "length": 256},
-    "cuda": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "rows": 2, "length": 4096},
+SHAPES: dict[str, dict[str, int]] = {
+    "small": {"hidden": 256, "mlp": 704, "layers": 4, "heads": 4, "kv_heads": 4, "vocabulary": 272},
+    "1b": {
+        "hidden": 2048,
+        "mlp": 8192,
+        "layers": 16,
+        "heads": 32,
+        "kv_heads": 8,
+        "vocabulary": 128256,
+    },
+    "3b": {
+        "hidden": 3072,
+        "mlp": 8192,
+        "layers": 28,
+        "heads": 24,
+        "kv_heads": 8,
+        "vocabulary": 128256,
+    },
 }
+BATCHES = {"small": (4, 256), "1b": (2, 4096), "3b": (2, 4096)}
 
 
-def spec_of(device: str, steps: int, telemetry: dict[str, Any]) -> dict[str, Any]:
-    size = SIZES[device]
-    engine = "emulated" if device == "cpu" else "te"
+def spec_of(name: str, steps: int, telemetry: dict[str, Any]) -> dict[str, Any]:
+    shape, (rows, length) = SHAPES[name], BATCHES[name]
+    on_cpu = name == "small"
     return {
         "model": {
             "source": "config",
             "config": {
                 "model_type": "llama",
-                "hidden_size": size["hidden"],
-                "intermediate_size": size["mlp"],
-                "num_hidden_layers": size["layers"],
-                "num_attention_heads": size["heads"],
-                "num_key_value_heads": size["heads"],
-                "max_position_embeddings": size["length"],
+                "vocab_size": shape["vocabulary"],
+                "hidden_size": shape["hidden"],
+                "intermediate_size": shape["mlp"],
+                "num_hidden_layers": shape["layers"],
+                "num_attention_heads": shape["heads"],
+                "num_key_value_heads": shape["kv_heads"],
+                "max_position_embeddings": length,
+                "tie_word_embeddings": True,
             },
         },
+        "tokenizer": {"source": "bytes"},
         "data": {"source": "builtin"},
-        "recipe": {"engine": engine, "amax_history_len": 16},
+        "recipe": {"engine": "emulated" if on_cpu else "te", "amax_history_len": 16},
         "training": {
             "steps": steps,
-            "batch_size": size["rows"],
-            "sequence_length": size["length"],
+            "batch_size": rows,
+            "sequence_length": length,
+            "precision": "method" if on_cpu else "throughput",
         },
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},
         "telemetry": telemetry,
-        "resources": {"device": device},
+        "resources": {"device": "cpu" if on_cpu else "cuda"},
     }
 
 
-def bare(device: str, steps: int, folder: Path) -> float:
+def seconds_of_a_step(reported: dict[int, float], steps: int) -> float:
+    """``reported``: when a step's figures were reported, seconds since the epoch."""
+    return (reported[steps - EVERY] - reported[EVERY]) / (steps - 2 * EVERY)
+
+
+def bare(shape: str, steps: int, folder: Path) -> float:
     """Seconds of a step."""
     folder.mkdir()
     spec = folder / "spec.json"
     telemetry = {"log_every_steps": EVERY, "fp8_every_steps": 0}
-    spec.write_text(json.dumps(spec_of(device, steps, telemetry)))
+    spec.write_text(json.dumps(spec_of(shape, steps, telemetry)))
     command = [sys.executable, "-m", "fp8core", "train", str(spec)]
     subprocess.run(
         [*command, "--workdir", str(folder / "work")],
@@ -78,58 +108,74 @@ def bare(device: str, steps: int, folder: Path) -> float:
         stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
-    found = []
+    reported = {}
     for line in (folder / "work" / "telemetry.jsonl").read_text().splitlines():
         record = json.loads(line)
-        values = record["values"] if record["type"] == "metrics" else {}
-        if "perf/step_seconds" in values and record["step"] > EVERY:
-            found.append(float(values["perf/step_seconds"]))
-    return statistics.fmean(found)
+        if record["type"] == "metrics" and "train/loss" in record["values"]:
+            reported[int(record["step"])] = float(record["time"])
+    return seconds_of_a_step(reported, steps)
 
 
-def served(client: Client, device: str, steps: int) -> float:
-    """Seconds of a step of a job that reports all there is."""
+def served(stack: LocalStack, shape: str, steps: int) -> float:
+    """Seconds of a step of a job that reports all there is, and whose logs are followed."""
     telemetry = {"log_every_steps": 1, "fp8_every_steps": 10}
-    job = client.jobs.create(spec_of(device, steps, telemetry))
-    job.wait()
-    if job.status != "succeeded":
-        raise SystemExit(f"the job {job.status}: {job.data.reason}: {job.data.detail}")
-    found = [
-        value
-        for series in job.metrics("perf/step_seconds")
-        for step, value in zip(series.steps, series.values, strict=True)
-        if step > EVERY
-    ]
-    if len(found) != steps - EVERY:
-        raise SystemExit(f"{len(found)} of {steps - EVERY} steps were reported")
-    return statistics.fmean(found)
+    with Client(stack.url, stack.api_key) as client, ThreadPoolExecutor(1) as reader:
+        job = client.jobs.create(spec_of(shape, steps, telemetry))
+        lines = reader.submit(lines_of, stack, job.id)
+        job.wait()
+        if job.status != "succeeded":
+            raise SystemExit(f"the job {job.status}: {job.data.reason}: {job.data.detail}")
+        (loss,) = job.metrics("train/loss", x="time")
+        health = sum(len(series.points) for series in job.metrics("fp8/*/scale"))
+        if len(loss.points) != steps or not health or not lines.result():
+            raise SystemExit(
+                f"{len(loss.points)} of {steps} losses, {health} scales and {lines.result()} "
+                "lines of logs came"
+            )
+        reported = {step: when for step, (when, _) in enumerate(loss.points, start=1)}
+        return seconds_of_a_step(reported, steps)
+
+
+def lines_of(stack: LocalStack, job_id: str) -> int:
+    """How many lines of logs a client of its own was sent, until the job ended."""
+    with Client(stack.url, stack.api_key) as client:
+        return sum(1 for _ in client.jobs.get(job_id).follow_logs())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument("--repeats", type=int, default=2)
-    parser.add_argument("--device", choices=SIZES, default="cpu")
+    parser.add_argument("--shape", choices=SHAPES, default="small")
+    parser.add_argument("--steps", type=int, default=42)
+    parser.add_argument("--repeats", type=int, default=3)
     chosen = parser.parse_args()
-    if chosen.steps % EVERY or chosen.steps <= EVERY:
-        parser.error(f"--steps must be a multiple of {EVERY}, and more than that")
-    alone: list[float] = []
-    through: list[float] = []
+    if chosen.steps % EVERY or chosen.steps <= 2 * EVERY:
+        parser.error(f"--steps must be a multiple of {EVERY}, and more than {2 * EVERY}")
+    rows, length = BATCHES[chosen.shape]
+    seconds: dict[str, list[float]] = {"through the service": [], "bare loop": []}
     with tempfile.TemporaryDirectory(prefix="octrain-overhead-") as temporary:
         stack = LocalStack(Path(temporary) / "stack", environment={"OMP_NUM_THREADS": "1"})
         with stack:
             if not stack.wait_for_nodes():
                 raise SystemExit("no node registered")
-            with Client(stack.url, stack.api_key) as client:
-                for number in range(chosen.repeats):
-                    through.append(served(client, chosen.device, chosen.steps))
-                    alone.append(bare(chosen.device, chosen.steps, Path(temporary) / str(number)))
-    tokens = SIZES[chosen.device]["rows"] * SIZES[chosen.device]["length"]
-    for name, seconds in (("bare loop", alone), ("through the service", through)):
-        speeds = ", ".join(f"{tokens / value:,.0f}" for value in seconds)
-        print(f"{name}: {statistics.median(seconds) * 1000:.1f} ms a step, {speeds} tokens/s")
-    ratio = statistics.median(alone) / statistics.median(through)
-    print(f"through the service: {ratio:.3f} of the bare loop's tokens a second")
+            for number in range(chosen.repeats):
+                for name, found in seconds.items():
+                    began = time.monotonic()
+                    if name == "bare loop":
+                        folder = Path(temporary) / str(number)
+                        found.append(bare(chosen.shape, chosen.steps, folder))
+                    else:
+                        found.append(served(stack, chosen.shape, chosen.steps))
+                    print(
+                        f"{name}: {found[-1] * 1000:.2f} ms a step "
+                        f"({time.monotonic() - began:.0f} s in all)",
+                        flush=True,
+                    )
+    medians = {name: statistics.median(found) for name, found in seconds.items()}
+    for name, found in seconds.items():
+        speeds = ", ".join(f"{rows * length / value:,.0f}" for value in found)
+        print(f"{name}: {medians[name] * 1000:.2f} ms a step, {speeds} tokens/s")
+    ratio = medians["bare loop"] / medians["through the service"]
+    print(f"through the service: {ratio:.4f} of the bare loop's tokens a second")
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.logs.endpoints import router as logs
 from octrain_api.metrics.endpoints import router as metrics
+from octrain_api.metrics.layouts import KnownLayouts
 from octrain_api.migrate import check_schema
 from octrain_api.nodes.endpoints import router as nodes
 from octrain_api.nodes.metrics_endpoints import router as node_metrics
@@ -88,6 +89,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         jobs=JobReader(database, listener, tags),
         new_jobs=StoredTogether(database.direct),
         streams=live,
+        layouts=KnownLayouts(),
     )
 
     @contextlib.asynccontextmanager

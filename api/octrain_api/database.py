@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import ColumnElement, Engine, SQLColumnExpression, event, func, select
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import (
@@ -22,6 +23,7 @@ from octrain_api.settings import DatabaseSettings
 _SURELY_ALIVE = 1.0
 # Seconds to wait for a connection while all are in use.
 _PATIENCE = 30.0
+_ENDABLE = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
 def seconds(amount: float | SQLColumnExpression[Any]) -> ColumnElement[Any]:
@@ -111,6 +113,18 @@ class Database:
     def direct(self) -> AbstractAsyncContextManager[Connection]:
         """The driver's own connection, of others than the pool's, that commits each statement."""
         return self._direct.connection()
+
+    @asynccontextmanager
+    async def direct_snapshot(self) -> AsyncIterator[Connection]:
+        """The same for several statements that only read, and all read one moment."""
+        async with self._direct.connection() as connection:
+            await connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            try:
+                yield connection
+            finally:
+                # One that is amid a statement, or broken, is not used again.
+                if connection.pgconn.transaction_status in _ENDABLE:
+                    await connection.execute("ROLLBACK")
 
     @property
     def connections_used(self) -> int:

@@ -14,6 +14,7 @@ from octrain_api.jobs.reading import JobReader
 from octrain_api.jobs.together import StoredTogether
 from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
+from octrain_api.metrics.layouts import KnownLayouts
 from octrain_api.observability.measures import Measures
 from octrain_api.observability.scrape import Scrape
 from octrain_api.observability.tracing import Tracing
@@ -39,6 +40,7 @@ class Context:
     jobs: JobReader
     new_jobs: StoredTogether
     streams: Streams
+    layouts: KnownLayouts
 
 
 async def get_context(request: Request) -> Context:

@@ -9,22 +9,10 @@ from typing import Any
 import numpy as np
 
 from octrain_api.metrics.blocks import STATS
-from octrain_api.metrics.lookup import BlockFacts, MetricLookup
+from octrain_api.metrics.layouts import Layout
+from octrain_api.metrics.lookup import BlockFacts, Facts, MetricLookup, SeriesFacts
 
 _WILD = frozenset("*?[")
-
-
-@dataclass
-class SeriesFacts:
-    """One metric of one attempt."""
-
-    job_id: str
-    name: str
-    attempt: int
-    first_step: int
-    last_step: int
-    last_value: float
-    points: int
 
 
 class Names:
@@ -46,6 +34,12 @@ class Names:
             return True
         return self._matches.match(name) is not None
 
+    def columns(self, layout: Layout) -> list[tuple[int, str]]:
+        """The columns of such names, by place."""
+        if self.exact is not None:
+            return layout.of(self.exact)
+        return [(place, name) for place, name in enumerate(layout.names) if name in self]
+
 
 @dataclass(frozen=True)
 class Catalogue:
@@ -57,24 +51,11 @@ class Catalogue:
     columns: dict[int, list[tuple[int, str]]]
 
 
-async def read_catalogue(
-    lookup: MetricLookup,
-    job_ids: Sequence[str],
-    names: Names,
-    blocks: Sequence[BlockFacts],
-) -> Catalogue:
-    """Of these blocks only those of tier 0 add to the facts, so all of them must be there."""
-    found: dict[tuple[str, str, int], SeriesFacts] = {}
-    for row in await lookup.series(job_ids, names.exact):
-        facts = SeriesFacts(*row)
-        if facts.name in names:
-            found[facts.job_id, facts.name, facts.attempt] = facts
-    layouts = await lookup.columns(list({b.layout_id for b in blocks}), names.exact)
-    columns = {
-        key: [(place, name) for place, name in every if name in names]
-        for key, every in layouts.items()
-    }
-    fresh = [b for b in blocks if b.tier == 0 and columns[b.layout_id]]
+async def read_catalogue(lookup: MetricLookup, names: Names, known: Facts) -> Catalogue:
+    """The series of these names, which the facts are of."""
+    found = {(one.job_id, one.name, one.attempt): one for one in known.series if one.name in names}
+    columns = {key: names.columns(layout) for key, layout in known.layouts.items()}
+    fresh = [b for b in known.blocks if b.tier == 0 and columns[b.layout_id]]
     stats = await lookup.stats([b.id for b in fresh])
     # Blocks of one layout are summed up as a whole, which leaves one look at each name.
     groups: dict[tuple[str, int, int], list[Any]] = {}
@@ -89,13 +70,13 @@ async def read_catalogue(
         value = together["value"][-1].tolist()
         count = together["count"].sum(axis=0).tolist()
         for place, name in columns[layout_id]:
-            known = found.get((job_id, name, attempt))
-            if known is None:
-                of_name = (first[place], last[place], value[place], count[place])
-                found[job_id, name, attempt] = SeriesFacts(job_id, name, attempt, *of_name)
-                continue
-            known.first_step = min(known.first_step, first[place])
-            known.last_step = max(known.last_step, last[place])
-            known.last_value = value[place]
-            known.points += count[place]
-    return Catalogue(found, blocks, columns)
+            least, greatest, points = first[place], last[place], count[place]
+            before = found.get((job_id, name, attempt))
+            if before is not None:
+                least = min(before.first_step, least)
+                greatest = max(before.last_step, greatest)
+                points += before.points
+            found[job_id, name, attempt] = SeriesFacts(
+                job_id, name, attempt, least, greatest, value[place], points
+            )
+    return Catalogue(found, known.blocks, columns)

@@ -1,13 +1,15 @@
 """Metrics over HTTP."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from octrain_api.auth import Reader
-from octrain_api.dependencies import SessionDep
+from octrain_api.dependencies import Context, ContextDep
+from octrain_api.metrics.lookup import MetricLookup
 from octrain_api.metrics.reading import Line
 from octrain_api.metrics.render import (
     ARROW_TYPE,
@@ -83,7 +85,7 @@ _TYPES: dict[int | str, dict[str, Any]] = {
 async def read_metrics(
     request: Request,
     job_id: str,
-    session: SessionDep,
+    context: ContextDep,
     principal: Reader,
     ask: AskDep,
     since: Annotated[
@@ -92,25 +94,23 @@ async def read_metrics(
     wanted: FormatQuery = None,
 ) -> Response:
     """Series of the job. A step that a later attempt repeated is shown as the later one had it."""
-    metrics = MetricService(session)
-    job = await metrics.job(job_id, principal.visible_owner)
-    lines = await metrics.lines([job], {job.id: since}, ask)
+    async with _metrics(context) as metrics:
+        (job,), lines = await metrics.lines([job_id], principal.visible_owner, {job_id: since}, ask)
     return await _respond(request, wanted, lines, ask, {"cursor": job.sequence})
 
 
 @router.get("/jobs/{job_id}/metrics/latest", response_model=LatestPage)
 async def read_latest_metrics(
     job_id: str,
-    session: SessionDep,
+    context: ContextDep,
     principal: Reader,
     name: Names = None,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 2000,
     cursor: Annotated[str | None, Query(max_length=4096)] = None,
 ) -> Response:
     """The metrics of the job by name, each with its newest value."""
-    metrics = MetricService(session)
-    job = await metrics.job(job_id, principal.visible_owner)
-    items, after = await metrics.latest(job, name, limit, cursor)
+    async with _metrics(context) as metrics:
+        items, after = await metrics.latest(job_id, principal.visible_owner, name, limit, cursor)
     body = json_of({"items": items, "next_cursor": after})
     return Response(body, media_type="application/json")
 
@@ -118,7 +118,7 @@ async def read_latest_metrics(
 @router.get("/metrics/query", response_model=JobsSeries, responses=_TYPES)
 async def query_metrics(
     request: Request,
-    session: SessionDep,
+    context: ContextDep,
     principal: Reader,
     ask: AskDep,
     job: Annotated[list[str], Query(min_length=1, max_length=200, description="a job's id")],
@@ -129,11 +129,22 @@ async def query_metrics(
     wanted: FormatQuery = None,
 ) -> Response:
     """Series of several jobs. Their buckets are of one width, with the same edges."""
-    metrics = MetricService(session)
-    jobs = [await metrics.job(job_id, principal.visible_owner) for job_id in dict.fromkeys(job)]
-    lines = await metrics.lines(jobs, _cursors(since or []), ask)
+    job_ids = list(dict.fromkeys(job))
+    async with _metrics(context) as metrics:
+        jobs, lines = await metrics.lines(
+            job_ids, principal.visible_owner, _cursors(since or []), ask
+        )
     cursors = {found.id: found.sequence for found in jobs}
     return await _respond(request, wanted, lines, ask, {"cursors": cursors})
+
+
+@asynccontextmanager
+async def _metrics(context: Context) -> AsyncIterator[MetricService]:
+    """A service that sees one moment: between two, batches could be joined to blocks. The answer is
+    made when the connection is free again.
+    """
+    async with context.database.direct_snapshot() as connection:
+        yield MetricService(MetricLookup(connection, context.layouts))
 
 
 def _cursors(since: Sequence[str]) -> dict[str, int]:

@@ -1,7 +1,7 @@
 """The statements that readers of metrics need: few, and of few bytes.
 
-They go to the session's own connection, in its transaction, but by the driver and in its binary
-form: bytes come as they are, and a chart's few statements cost a third.
+They go to the driver, with no session in between, and in its binary form: bytes come as they are.
+A chart's curve takes two of them, one of what is known of the job's metrics and one of the buckets.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,46 +9,53 @@ from dataclasses import dataclass
 from typing import Any, LiteralString, NamedTuple
 
 from psycopg.rows import tuple_row
-from sqlalchemy.ext.asyncio import AsyncSession
 
-from octrain_api.database import psycopg_of
 from octrain_api.direct import Connection
 from octrain_api.metrics.codec import Directory, Rows, unpack_rows
+from octrain_api.metrics.layouts import KnownLayouts, Layout
 from octrain_api.metrics.summary import STORED
 
-_JOB = """
-SELECT id, sequence FROM jobs
-WHERE id = %(job)s AND deleted_at IS NULL AND owner = coalesce(%(owner)s, owner)
-"""
-# Batches of tier 0 come whatever they hold: no fact of theirs stands elsewhere. To a reader a batch
-# is a block as any other, and its number is negative.
-_BLOCKS = """
-SELECT -id AS id, job_id, attempt, layout_id, tier, first_seq, last_seq, first_step, last_step,
-       rows, masked, true
-FROM metric_batches
-WHERE job_id = ANY(%(jobs)s)
-  AND (tier = 0 OR (last_seq > %(after)s AND last_step >= %(first)s
-                    AND first_step <= %(last)s))
-UNION ALL
-SELECT id, job_id, attempt, layout_id, 100, first_seq, last_seq, first_step, last_step,
-       rows, masked, data IS NOT NULL
-FROM metric_blocks
-WHERE job_id = ANY(%(jobs)s) AND last_seq > %(after)s AND last_step >= %(first)s
-  AND first_step <= %(last)s
-"""
-_SERIES = """
-SELECT job_id, name, attempt, first_step, last_step, last_value, points
-FROM metric_series WHERE job_id = ANY(%(jobs)s)
-"""
+# What is known of the metrics of jobs, in one row: of each kind of fact the arrays that aggregation
+# makes of it, or NULL where there are none. Batches of tier 0 come whatever they hold: no fact of
+# theirs stands elsewhere. To a reader a batch is a block as any other, and its number is negative.
+_FACTS = """
+WITH block AS (
+    SELECT -id AS id, job_id, attempt, layout_id, tier, first_seq, last_seq, first_step, last_step,
+           rows, masked, true AS raw
+    FROM metric_batches
+    WHERE job_id = ANY(%(jobs)s)
+      AND (tier = 0 OR (last_seq > %(after)s AND last_step >= %(first)s
+                        AND first_step <= %(last)s))
+    UNION ALL
+    SELECT id, job_id, attempt, layout_id, 100, first_seq, last_seq, first_step, last_step,
+           rows, masked, data IS NOT NULL
+    FROM metric_blocks
+    WHERE job_id = ANY(%(jobs)s) AND last_seq > %(after)s AND last_step >= %(first)s
+      AND first_step <= %(last)s
+)
+SELECT job.*, blocks.*, layout.*, series.*
+FROM (
+    SELECT array_agg(id), array_agg(sequence) FROM jobs
+    WHERE id = ANY(%(jobs)s) AND deleted_at IS NULL AND owner = coalesce(%(owner)s, owner)
+) AS job
+CROSS JOIN (
+    SELECT array_agg(ARRAY[array_position(%(jobs)s, job_id), id, attempt, layout_id, tier,
+                           first_seq, last_seq, first_step, last_step, rows, masked::int,
+                           raw::int]
+                     ORDER BY job_id, last_seq, abs(id))
+    FROM block
+) AS blocks
+CROSS JOIN (
+    SELECT array_agg(id), array_agg(digest) FROM metric_layouts
+    WHERE id IN (SELECT layout_id FROM block)
+) AS layout
+CROSS JOIN (
+    SELECT array_agg(array_position(%(jobs)s, job_id)), array_agg(name), array_agg(attempt),
+           array_agg(first_step), array_agg(last_step), array_agg(last_value), array_agg(points)
+    FROM metric_series WHERE job_id = ANY(%(jobs)s)"""
 _NAMED = " AND name = ANY(%(names)s)"
-_LAYOUTS = "SELECT id, names FROM metric_layouts WHERE id = ANY(%(ids)s::bigint[])"
-_COLUMNS = """
-SELECT layout.id, each.place - 1, each.name
-FROM metric_layouts AS layout
-CROSS JOIN LATERAL unnest(layout.names) WITH ORDINALITY AS each(name, place)
-WHERE layout.id = ANY(%(ids)s::bigint[]) AND each.name = ANY(%(names)s)
-ORDER BY layout.id, each.place
-"""
+_END = ") AS series"
+_LAYOUTS = "SELECT id, digest, names FROM metric_layouts WHERE id = ANY(%(ids)s::bigint[])"
 _STATS = "SELECT -id, stats FROM metric_batches WHERE id = ANY(%(batches)s::bigint[])"
 _ROWS = """
 SELECT -id, rows, row_data, directory FROM metric_batches WHERE id = ANY(%(batches)s::bigint[])
@@ -113,6 +120,32 @@ class BlockFacts(NamedTuple):
     raw: bool
 
 
+class SeriesFacts(NamedTuple):
+    """One metric of one attempt."""
+
+    job_id: str
+    name: str
+    attempt: int
+    first_step: int
+    last_step: int
+    last_value: float
+    points: int
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the metrics of jobs."""
+
+    # The jobs that are there and may be seen.
+    jobs: dict[str, JobHead]
+    # In the order of recording: those that may hold what is asked for, and all of tier 0.
+    blocks: Sequence[BlockFacts]
+    # By number; of all the blocks.
+    layouts: dict[int, Layout]
+    # Those asked for, as far as they are compacted.
+    series: Sequence[SeriesFacts]
+
+
 @dataclass(frozen=True)
 class Slice:
     """Some bytes of a block's data."""
@@ -127,72 +160,71 @@ def _array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-class MetricLookup:
-    """Reads what is asked of it in the session's transaction, for as long as that is open."""
+def _block(jobs: Sequence[str], of: Sequence[int]) -> BlockFacts:
+    job, *numbers, masked, raw = of
+    made: Any = (numbers[0], jobs[job - 1], *numbers[1:], bool(masked), bool(raw))
+    return BlockFacts(*made)
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._session = session
-        self._driver: Connection | None = None
+
+class MetricLookup:
+    """Reads what is asked of it by one connection: a transaction of its own makes it one moment."""
+
+    def __init__(self, connection: Connection, layouts: KnownLayouts) -> None:
+        self._connection = connection
+        self._layouts = layouts
 
     async def _fetch(self, query: LiteralString, **values: Any) -> list[tuple[Any, ...]]:
-        if self._driver is None:
-            self._driver = await psycopg_of(self._session)
-        async with self._driver.cursor(binary=True, row_factory=tuple_row) as cursor:
+        async with self._connection.cursor(binary=True, row_factory=tuple_row) as cursor:
             await cursor.execute(query, values)
             return await cursor.fetchall()
 
-    async def job(self, job_id: str, owner: str | None) -> JobHead | None:
-        """The job, if it is there and this owner (None: any) may see it."""
-        rows = await self._fetch(_JOB, job=job_id, owner=owner)
-        return JobHead(*rows[0]) if rows else None
-
-    async def blocks(
+    async def facts(
         self,
         job_ids: Sequence[str],
+        owner: str | None,
+        names: Sequence[str] | None,
         *,
         from_step: int = 0,
         to_step: int | None = None,
         after: int = 0,
-    ) -> list[BlockFacts]:
-        """The blocks that may hold such points, and all of tier 0, in the order of recording."""
-        last = _NO_STEP if to_step is None else to_step
-        found = await self._fetch(
-            _BLOCKS, jobs=list(job_ids), after=after, first=from_step, last=last
-        )
-        blocks = [BlockFacts(*row) for row in found]
-        return sorted(blocks, key=lambda block: (block.job_id, block.last_seq, abs(block.id)))
-
-    async def series(
-        self, job_ids: Sequence[str], names: Sequence[str] | None
-    ) -> list[tuple[Any, ...]]:
-        """The compacted series of jobs (`names` None: all): job, name, attempt, first step, last
-        step, newest value, points.
+    ) -> Facts:
+        """What is known of jobs that this owner (None: any) may see, of the series of these names
+        (None: all), and of the blocks that may hold such points.
         """
-        if names is None:
-            return await self._fetch(_SERIES, jobs=list(job_ids))
-        return await self._fetch(_SERIES + _NAMED, jobs=list(job_ids), names=list(names))
+        jobs = list(job_ids)
+        named = {} if names is None else {"names": list(names)}
+        (row,) = await self._fetch(
+            _FACTS + (_NAMED if named else "") + _END,
+            jobs=jobs,
+            owner=owner,
+            after=after,
+            first=from_step,
+            last=_NO_STEP if to_step is None else to_step,
+            **named,
+        )
+        ids, sequences, blocks, layout_ids, digests, *series = [part or () for part in row]
+        heads = [JobHead(*of) for of in zip(ids, sequences, strict=True)]
+        return Facts(
+            {head.id: head for head in heads},
+            [_block(jobs, of) for of in blocks],
+            await self._layouts_of(dict(zip(layout_ids, digests, strict=True))),
+            [SeriesFacts(jobs[job - 1], *of) for job, *of in zip(*series, strict=True)],
+        )
 
-    async def columns(
-        self, layout_ids: Sequence[int], names: Sequence[str] | None
-    ) -> dict[int, list[tuple[int, str]]]:
-        """For each layout the columns of these names (None: all), and their names."""
-        found: dict[int, list[tuple[int, str]]] = {key: [] for key in layout_ids}
-        if not layout_ids:
-            return found
-        if names is None:
-            for layout_id, every in await self._fetch(_LAYOUTS, ids=list(layout_ids)):
-                found[layout_id] = list(enumerate(every))
-            return found
-        rows = await self._fetch(_COLUMNS, ids=list(layout_ids), names=list(names))
-        for layout_id, place, name in rows:
-            found[layout_id].append((place, name))
+    async def _layouts_of(self, digests: dict[int, bytes]) -> dict[int, Layout]:
+        known = {key: self._layouts.get(digest) for key, digest in digests.items()}
+        found = {key: layout for key, layout in known.items() if layout is not None}
+        missing = [key for key in digests if key not in found]
+        if missing:
+            for key, digest, names in await self._fetch(_LAYOUTS, ids=_array(missing)):
+                found[key] = self._layouts.keep(digest, names)
         return found
 
     async def stats(self, block_ids: Sequence[int]) -> dict[int, bytes]:
         """The column statistics of blocks of tier 0."""
         if not block_ids:
             return {}
-        return dict(await self._fetch(_STATS, batches=[-key for key in block_ids]))
+        return dict(await self._fetch(_STATS, batches=_array(-key for key in block_ids)))
 
     async def rows(self, block_ids: Sequence[int]) -> dict[int, tuple[Rows, Directory]]:
         """What the rows of blocks share, and where their bands lie."""

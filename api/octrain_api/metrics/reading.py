@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from octrain_api.metrics import summary
-from octrain_api.metrics.catalogue import Catalogue, Names, SeriesFacts, read_catalogue
+from octrain_api.metrics.catalogue import Catalogue, Names, read_catalogue
 from octrain_api.metrics.codec import Directory, Floats, Rows, unpack_band
-from octrain_api.metrics.lookup import BlockFacts, MetricLookup, Slice
+from octrain_api.metrics.lookup import BlockFacts, Facts, MetricLookup, SeriesFacts, Slice
 from octrain_api.metrics.rollups import BUCKET, level_for, place_of, width_for
 from octrain_api.metrics.summary import Summary
 
@@ -28,7 +28,6 @@ class TooMuch(ValueError):
 class Query:
     """What is asked for. `since` gives for each job the batch number after which to begin."""
 
-    job_ids: Sequence[str]
     names: Names
     attempt: int | None = None
     from_step: int = 0
@@ -76,22 +75,16 @@ class _Part:
 
 
 class MetricReader:
-    """Answers queries over one session."""
+    """Answers queries by one lookup."""
 
     def __init__(self, lookup: MetricLookup) -> None:
         self._lookup = lookup
 
-    async def read(self, query: Query) -> list[Line]:
+    async def read(self, query: Query, known: Facts) -> list[Line]:
         """Series by job, name and attempt: what a newer attempt has begun to repeat is cut from
-        the older ones. Errors: TooMuch.
+        the older ones. The facts are those of the query's jobs, names and steps. Errors: TooMuch.
         """
-        blocks = await self._lookup.blocks(
-            query.job_ids,
-            from_step=query.from_step,
-            to_step=query.to_step,
-            after=min((query.since.get(job, 0) for job in query.job_ids), default=0),
-        )
-        catalogue = await read_catalogue(self._lookup, query.job_ids, query.names, blocks)
+        catalogue = await read_catalogue(self._lookup, query.names, known)
         facts = catalogue.facts
         if query.attempt is not None:
             facts = {key: one for key, one in facts.items() if key[2] == query.attempt}

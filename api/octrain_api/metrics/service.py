@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy.ext.asyncio import AsyncSession
-
-from octrain_api.metrics.catalogue import Names, SeriesFacts, read_catalogue
-from octrain_api.metrics.lookup import JobHead, MetricLookup
+from octrain_api.metrics.catalogue import Names, read_catalogue
+from octrain_api.metrics.lookup import Facts, JobHead, MetricLookup, SeriesFacts
 from octrain_api.metrics.reading import Line, MetricReader, Query, TooMuch
 from octrain_api.metrics.render import Axis, buckets_of, points_of
 from octrain_api.numbers import encode
@@ -18,6 +16,7 @@ from octrain_api.problems import Problem, ProblemError, not_found
 
 Form = Literal["points", "buckets"]
 DEFAULT_BUCKETS = 1000
+_ALL_SEQS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -36,18 +35,15 @@ class Ask:
 class MetricService:
     """Reads series."""
 
-    def __init__(self, session: AsyncSession) -> None:
-        self._metrics = MetricLookup(session)
+    def __init__(self, lookup: MetricLookup) -> None:
+        self._lookup = lookup
 
-    async def job(self, job_id: str, owner: str | None) -> JobHead:
-        """The job whose metrics are asked for. Problem 404 where this owner sees none such."""
-        found = await self._metrics.job(job_id, owner)
-        if found is None:
-            raise not_found("job", job_id)
-        return found
-
-    async def lines(self, jobs: Sequence[JobHead], since: dict[str, int], ask: Ask) -> list[Line]:
-        """The series asked for. Problem 422 where they are too many to be given at once."""
+    async def lines(
+        self, job_ids: Sequence[str], owner: str | None, since: dict[str, int], ask: Ask
+    ) -> tuple[list[JobHead], list[Line]]:
+        """The jobs, and of their series those asked for. Problem 404 where this owner sees no such
+        job, 422 where the series are too many to be given at once.
+        """
         buckets, max_points = None, 0
         if ask.form == "buckets":
             buckets = ask.max_points or DEFAULT_BUCKETS
@@ -55,7 +51,6 @@ class MetricService:
             # Of each bucket up to three points are kept.
             buckets, max_points = max(ask.max_points // 3, 1), ask.max_points
         query = Query(
-            job_ids=[job.id for job in jobs],
             names=Names(ask.names),
             attempt=ask.attempt,
             from_step=ask.from_step,
@@ -64,18 +59,35 @@ class MetricService:
             buckets=buckets,
             max_points=max_points,
         )
+        known = await self._lookup.facts(
+            job_ids,
+            owner,
+            query.names.exact,
+            from_step=query.from_step,
+            to_step=query.to_step,
+            after=min((since.get(job_id, 0) for job_id in job_ids), default=0),
+        )
+        jobs = [_seen(known, job_id) for job_id in job_ids]
         try:
-            return await MetricReader(self._metrics).read(query)
+            return jobs, await MetricReader(self._lookup).read(query, known)
         except TooMuch as error:
             message = f"{error} Ask for max_points, for fewer series or for a range of steps."
             raise _invalid("/query/max_points", message, "too_many_points") from error
 
     async def latest(
-        self, job: JobHead, names: Sequence[str] | None, limit: int, cursor: str | None
+        self,
+        job_id: str,
+        owner: str | None,
+        names: Sequence[str] | None,
+        limit: int,
+        cursor: str | None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """The newest value of each metric by name, and the cursor of the next page."""
-        blocks = await self._metrics.blocks([job.id], after=job.sequence)
-        found = await read_catalogue(self._metrics, [job.id], Names(names), blocks)
+        wanted = Names(names)
+        # Of blocks only those of tier 0: what the others hold stands with the series.
+        known = await self._lookup.facts([job_id], owner, wanted.exact, after=_ALL_SEQS)
+        _seen(known, job_id)
+        found = await read_catalogue(self._lookup, wanted, known)
         newest: dict[str, SeriesFacts] = {}
         for one in sorted(found.facts.values(), key=lambda f: (f.name, f.attempt)):
             newest[one.name] = one
@@ -95,6 +107,13 @@ class MetricService:
             for one in page
         ]
         return shown, _encode(page[-1].name) if more else None
+
+
+def _seen(known: Facts, job_id: str) -> JobHead:
+    found = known.jobs.get(job_id)
+    if found is None:
+        raise not_found("job", job_id)
+    return found
 
 
 def answer_of(lines: Sequence[Line], ask: Ask) -> list[dict[str, Any]]:
