@@ -80,21 +80,24 @@ def kept(found: dict[str, Any], chosen: argparse.Namespace, date: str) -> dict[s
 
 
 def merged(
-    path: Path | None, facts: dict[str, Any], rows: list[dict[str, Any]], sizes: Sequence[str]
-) -> list[dict[str, Any]]:
-    """The file's rows with ``rows`` in the place of those of the same size, row and precision."""
+    path: Path, facts: dict[str, Any], rows: list[dict[str, Any]], sizes: Sequence[str]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """``facts`` with the file's commands too, and the file's rows with ``rows`` in the place of
+    those of the same size, row and precision."""
 
     def key(row: dict[str, Any]) -> tuple[str, ...]:
         return row["size"], row["precision"], row["row"]
 
-    before = []
-    if path is not None and path.exists():
+    found: dict[str, Any] = {"commands": [], "rows": []}
+    if path.exists():
         found = json.loads(path.read_text())
-        if found["card"] != facts["card"]:
-            raise SystemExit(f"{path} is of {found['card']}, and this is {facts['card']}")
-        before = found["rows"]
-    together = {key(row): row for row in [*before, *rows]}
-    return sorted(together.values(), key=lambda row: (sizes.index(row["size"]), key(row)))
+        for name in ("card", "tokens", "length"):
+            if found[name] != facts[name]:
+                raise SystemExit(f"{path} is of {name} {found[name]}, and this is {facts[name]}")
+    commands = list(dict.fromkeys([*found["commands"], *facts["commands"]]))
+    together = {key(row): row for row in [*found["rows"], *rows]}
+    ordered = sorted(together.values(), key=lambda row: (sizes.index(row["size"]), key(row)))
+    return {**facts, "commands": commands}, ordered
 
 
 def markdown(table: dict[str, Any]) -> str:
@@ -137,7 +140,7 @@ def main() -> None:
     facts = {
         "format": 1,
         "card": torch.cuda.get_device_name(),
-        "command": shlex.join(["python", "benchmarks/crossover.py", *sys.argv[1:]]),
+        "commands": [shlex.join(["python", "benchmarks/crossover.py", *sys.argv[1:]])],
         "versions": {
             "torch": torch.__version__,
             "transformer_engine": str(transformer_engine.__version__),
@@ -155,7 +158,7 @@ def main() -> None:
             rows.append(kept(found, chosen, date))
             print(f"{json.dumps(rows[-1])} in {found['seconds']} s", flush=True)
             if chosen.out is not None:
-                write_rows(chosen.out, facts, merged(chosen.out, facts, rows, SHAPES))
+                write_rows(chosen.out, *merged(chosen.out, facts, rows, SHAPES))
     if rows:
         print(markdown({**facts, "rows": rows}))
 
