@@ -90,7 +90,8 @@ def test_the_tables_of_the_package_say_where_they_are_from(
     table = json.loads(path.read_text())
     assert table["format"] == 1
     commands = table["commands"] if "commands" in table else [table["command"]]
-    assert all(command.startswith("python benchmarks/") for command in commands) and commands
+    assert all(command.startswith("python benchmarks/") for command in commands)
+    assert commands
     assert table["versions"].keys() >= {"torch", "transformer_engine"}
     if path.name.endswith(".layers.json"):
         times = layer_times(table["card"])
