@@ -190,6 +190,18 @@ def _engine_fits_device(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+@_reads("/recipe")
+def _one_operand_of_each_product_has_strips(spec: JobSpec) -> Iterator[Problem]:
+    fields = [f"{tensor}_block_scaling_dim" for tensor in ("x", "grad", "w")]
+    tiled = [field for field in fields if getattr(spec.recipe, field, 1) == 2]
+    if len(tiled) > 1:
+        yield _conflict(
+            f"/recipe/{tiled[0]}",
+            f"two tensors with 128x128 blocks cannot be multiplied: of {' and '.join(tiled)} only "
+            "one may be 2",
+        )
+
+
 @_reads("/recipe/dtype", "/recipe/initial_loss_scale", "/recipe/growth_interval", "/recipe/engine")
 def _loss_scale_is_used(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.recipe, AmpRecipe) and spec.recipe.dtype != "fp16":

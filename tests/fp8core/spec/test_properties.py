@@ -107,7 +107,7 @@ recipes = st.one_of(
     part({"engine": "emulated", "scaling": "delayed"}, **delayed),
     part({"engine": "emulated", "scaling": "current"}, **current),
     part({"scaling": "current"}, **current),
-    part({"scaling": "block"}, x_block_scaling_dim=st.sampled_from([1, 2])),
+    part({"scaling": "block"}, w_block_scaling_dim=st.sampled_from([1, 2])),
     part({"scaling": "mxfp8"}, backward_override=st.sampled_from([None, "dequantized"])),
     part({"scaling": "nvfp4"}, disable_rht=booleans),
     part(

@@ -27,6 +27,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"model": CONFIG, "tokenizer": "model"}, "/tokenizer", "no tokenizer of its own"),
     ({"data": LABELLED}, "/data/format", "causal_lm needs the format text or prompt_completion"),
     ({"data": LABELLED, "task": "masked_lm"}, "/data/format", "masked_lm needs the format text"),
+    (
+        {"recipe": {"engine": "te", "scaling": "block", "x_block_scaling_dim": 2}},
+        "/recipe/x_block_scaling_dim",
+        "of x_block_scaling_dim and w_block_scaling_dim only one may be 2",
+    ),
+    (
+        {"recipe": {"engine": "te", "scaling": "block", "grad_block_scaling_dim": 2}},
+        "/recipe/grad_block_scaling_dim",
+        "cannot be multiplied",
+    ),
     ({"data": CHAT, "task": "masked_lm"}, "/data/format", "needs the format text, not chat"),
     ({"data": PROMPTS, "task": "masked_lm"}, "/data/format", "needs the format text"),
     ({"task": CLASSIFY}, "/data/format", "needs the format labelled, not text"),
@@ -91,6 +101,21 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         {"recipe": {"engine": "amp"}, "training": {"on_divergence": "fallback_bf16"}},
         "/training/on_divergence",
         "amp converts no layer",
+    ),
+    (
+        {"recipe": {"fp8_dpa": True}, "conversion": {"fuse": "none"}},
+        "/recipe/fp8_dpa",
+        'no effect with conversion.fuse "none"',
+    ),
+    (
+        {"recipe": {"fp8_dpa": True, "override_linear_precision": [False, False, True]}},
+        "/recipe/fp8_dpa",
+        "single Linear layers",
+    ),
+    (
+        {"recipe": {"fp8_dpa": True, "scaling": "mxfp8"}, "task": "masked_lm"},
+        "/recipe/fp8_dpa",
+        "only causal_lm has any",
     ),
     (
         {"training": {"recomputed_blocks": 4}},
@@ -218,6 +243,14 @@ def test_a_combination_without_sense_is_refused(
 ACCEPTED: list[dict[str, Any]] = [
     {"model": CONFIG, "tokenizer": "bytes"},
     {"model": CONFIG, "tokenizer": {"source": "train"}},
+    {
+        "recipe": {
+            "engine": "te",
+            "scaling": "block",
+            "x_block_scaling_dim": 2,
+            "w_block_scaling_dim": 1,
+        }
+    },
     {"data": CHAT},
     {"data": {**PROMPTS, "columns": {"prompt": "question", "completion": "answer"}}},
     {"data": {**LABELLED, "columns": {"text": "t", "label": "l"}}, "task": CLASSIFY},
