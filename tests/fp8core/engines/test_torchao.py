@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -358,16 +360,25 @@ def test_availability_names_the_gpu_it_needs(monkeypatch: pytest.MonkeyPatch) ->
     assert not availability(TorchaoRecipe(engine="torchao"), cuda).ok
 
 
-def test_importing_the_engines_imports_no_torchao_and_using_it_is_silent() -> None:
+def test_importing_the_engines_imports_no_package_of_theirs_and_using_torchao_is_silent(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "transformer_engine.py").write_text("raise SystemExit('was imported')")
     code = (
         "import logging, sys, torch; import fp8core.engines as engines;"
         "assert 'torchao' not in sys.modules;"
-        "from fp8core.spec.recipe import TorchaoRecipe;"
+        "from fp8core.spec.recipe import TEDelayed, TorchaoRecipe;"
+        "assert not engines.availability(TEDelayed(), 'cpu').ok;"
         "engines.create(TorchaoRecipe(engine='torchao'), 'cpu');"
         "assert 'torchao' in sys.modules;"
         "assert logging.getLogger('torchao').level == logging.NOTSET"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])},
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
