@@ -62,10 +62,13 @@ def compare_one(own: Gradients, other: Gradients) -> dict[str, tuple[float, floa
         products = torch.stack([apart @ apart, mine @ reference, reference @ reference])
         for group in (group_of(name), "all"):
             sums[group] += products.cpu()
-    return {
-        group: (math.sqrt(apart / size), float(along / size) - 1)
-        for group, (apart, along, size) in sums.items()
-    }
+    return {group: _relative(*found.tolist()) for group, found in sums.items()}
+
+
+def _relative(apart: float, along: float, size: float) -> tuple[float, float]:
+    if size == 0:  # where all gradients of a group have underflowed
+        return (math.inf if apart else 0.0), 0.0
+    return math.sqrt(apart / size), along / size - 1
 
 
 def mean_and_error(values: Iterable[float]) -> tuple[float, float]:

@@ -55,9 +55,10 @@ def gaps(kernels: Iterable[tuple[str, float, float]], kind_of: Callable[[str], s
 def print_idle(
     events: Iterable[Any], kind_of: Callable[[str], str], count: int, rows: int = 12
 ) -> None:
-    """The idle time of ``count`` steps by part, and the pairs of kernels that it lies between.
+    """The idle time of a step by part, and the pairs of kernels that it lies between.
 
-    ``events``: a profiler's ``events()``.
+    ``events``: a profiler's ``events()``, of ``count`` steps. The first of them is left out: the
+    host has no lead yet, and the GPU waits for it.
     """
     kernels = [
         (event.name, event.time_range.start, event.time_range.end)
@@ -65,13 +66,15 @@ def print_idle(
         if event.device_type.name == "CUDA"
     ]
     found = gaps(kernels, kind_of)
+    begins = next((i for i, gap in enumerate(found) if gap.part == "between steps"), 0)
+    found, count = found[begins:], max(count - 1, 1)
     parts: dict[str, list[float]] = defaultdict(list)
     pairs: dict[tuple[str, str, str], list[float]] = defaultdict(list)
     for gap in found:
         parts[gap.part].append(gap.microseconds)
         pairs[gap.part, _short(gap.before), _short(gap.after)].append(gap.microseconds)
     total = sum(gap.microseconds for gap in found) / 1000 / count
-    print(f"idle, a step: {total:.2f} ms among {len(kernels) / count:.0f} kernels and copies")
+    print(f"idle, a step: {total:.2f} ms, in {len(found) / count:.0f} gaps")
     for part, values in sorted(parts.items(), key=lambda item: -sum(item[1])):
         long = [value for value in values if value >= _NOTABLE]
         print(

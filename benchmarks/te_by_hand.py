@@ -75,11 +75,11 @@ def prepare(folder: Path, steps: int, seed: int = 0) -> None:
     print(f"{len(rows)} distinct rows of {LENGTH} bytes for {steps * ROWS} used")
 
 
-def batches(folder: Path, steps: int) -> Iterator[torch.Tensor]:
-    """[ROWS, LENGTH] token ids in the order of the file; the tokenizer is the one Octrain saved."""
+def batches(folder: Path, steps: int, saved: Path) -> Iterator[torch.Tensor]:
+    """[ROWS, LENGTH] token ids in the order of the file; ``saved``: the tokenizer's folder."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(next(folder.glob("octrain-*/tokenizer")))
+    tokenizer = AutoTokenizer.from_pretrained(saved)
     with (folder / "rows.jsonl").open() as file:
         for _ in range(steps):
             texts = [json.loads(next(file))["text"] for _ in range(ROWS)]

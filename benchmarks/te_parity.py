@@ -27,7 +27,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +103,18 @@ def octrain_losses(workdir: Path) -> list[float]:
     return losses
 
 
+def data_of(folder: Path, steps: int) -> Iterator[torch.Tensor]:
+    """Of the tokenizer that Octrain has saved."""
+    return batches(folder, steps, next(folder.glob("octrain-*/tokenizer")))
+
+
 def by_hand(
     folder: Path, steps: int, *, fp8: bool = True, fused: bool = False, blocks: bool = False
 ) -> list[float]:
     model = initial_model(folder)
     if fp8:
         model = with_te_blocks(model) if blocks else with_te_layers(model)
-    return train_by_hand(model, batches(folder, steps), fp8=fp8, fused=fused)
+    return train_by_hand(model, data_of(folder, steps), fp8=fp8, fused=fused)
 
 
 def accelerated(folder: Path, steps: int) -> list[float]:
@@ -124,7 +129,7 @@ def accelerated(folder: Path, steps: int) -> list[float]:
     model, optimizer = accelerator.prepare(model, optimizer)
     model.train()
     losses = []
-    for ids in batches(folder, steps):
+    for ids in data_of(folder, steps):
         loss = model(input_ids=ids, labels=ids, use_cache=False).loss
         accelerator.backward(loss)
         accelerator.clip_grad_norm_(model.parameters(), CLIP)

@@ -7,6 +7,7 @@ loss without waiting for the device. Everything else is the same: tokens, learni
 from __future__ import annotations
 
 import sysconfig
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,7 @@ def octrain(work: Work, **changes: Any) -> Step:
     from fp8core.training.precision import dtype_of
 
     packed = changes.pop("packed", False)
+    fp8_attention = changes.pop("fp8_attention", False)
     training = changes.pop("training", {})
     steps = work.tokens.shape[0]
     te = {
@@ -99,6 +101,7 @@ def octrain(work: Work, **changes: Any) -> Step:
         "fp8_format": "HYBRID",
         "amax_history_len": 16,
         "amax_compute_algo": "max",
+        "fp8_dpa": fp8_attention,
     }
     spec = parse_spec(
         {
@@ -173,6 +176,9 @@ def _say_what_is_fused(conversion: Any) -> None:
     fused = sum(row.reason is None for row in rows)
     print(f"fusion: {fused} of {len(rows)} wholly")
     reasons = {f"{row.kind}: {row.reason}" for row in rows if row.reason is not None}
+    attention = Counter(conversion.fusion.fp8_attention.values())
+    for reason, count in attention.items():
+        print(f"attention of {count} blocks: {reason or 'in FP8'}")
     for reason in sorted(reasons)[:8]:
         print(f"  not: {reason}")
 
@@ -256,6 +262,10 @@ ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
     "fused_head": (
         "Octrain te, fused, head in FP8",
         lambda work: octrain(work, fuse="auto", output_head=True),
+    ),
+    "fused_fp8_attention": (
+        "Octrain te, fused, head and attention in FP8",
+        lambda work: octrain(work, fuse="auto", output_head=True, fp8_attention=True),
     ),
     "fused_packed": (
         "Octrain te, fused, 16 documents a row",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from fp8core.conversion.restore import restore
 from fp8core.conversion.small_gemm import SmallGemmRule, keep_small_gemms
 from fp8core.conversion.weight_views import see_part, see_transposed
 from fp8core.engines.protocol import Engine
+from fp8core.errors import SpecRefused
 from fp8core.spec import Conversion
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def convert(
             report.fusion = _fuse(model, engine, decisions, apart)
         for decision in decisions:
             report.rows.append(_apply(report, decision, engine))
+        _require_fp8_attention(engine, report.fusion)
     except BaseException:
         restore(report.model, report)
         raise
@@ -134,3 +137,19 @@ def _projected(report: ConversionReport, layer: Layer) -> nn.Module:
     for encoder in encoders:
         encoder.use_nested_tensor = False
     return item.replacement
+
+
+def _require_fp8_attention(engine: Engine, fusion: ModelFusion | None) -> None:
+    """Raises where attention was to compute in FP8 and none of the model's does."""
+    if not getattr(engine, "fp8_attention", False):
+        return
+    found = {} if fusion is None else fusion.fp8_attention
+    reasons = Counter(found.values())
+    if None in reasons:
+        return
+    why = "; ".join(f"{count} times: {reason}" for reason, count in reasons.most_common(3))
+    raise SpecRefused(
+        "no attention of this model can compute in FP8; "
+        + (why or "no block of it is fused, or it has none"),
+        pointer="/recipe/fp8_dpa",
+    )

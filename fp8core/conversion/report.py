@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ConversionReport", "ConversionRow", "Replacement", "count_rows"]
 
+_ATTENTION = "DotProductAttention"
+
 
 @dataclass(frozen=True)
 class ConversionRow:
@@ -101,13 +103,20 @@ class ConversionReport:
     def to_json(self) -> list[dict[str, str | None]]:
         """The rows as ``{"name", "from", "to", "group", "reason"}``; reason null: converted.
 
-        Behind those of the layers stand those of the blocks that fusion looked at, and of what is
-        not one layer's.
+        Behind those of the layers stand those of the blocks that fusion looked at, of attention
+        that was to compute in FP8, and of what is not one layer's.
         """
         blocks = [] if self.fusion is None else self.fusion.rows
+        attention = {} if self.fusion is None else self.fusion.fp8_attention
         return [
             *(row.to_json() for row in self.rows),
             *(ConversionRow(b.name, b.kind, b.to, None, b.reason).to_json() for b in blocks),
+            *(
+                ConversionRow(
+                    name, _ATTENTION, None if reason else f"FP8{_ATTENTION}", None, reason
+                ).to_json()
+                for name, reason in attention.items()
+            ),
             *(row.to_json() for row in self.others),
         ]
 

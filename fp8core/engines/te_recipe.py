@@ -25,12 +25,14 @@ def native_recipe(recipe: Any) -> Any:
             amax_history_len=recipe.amax_history_len,
             amax_compute_algo=recipe.amax_compute_algo,
             backward_override=None,
+            fp8_dpa=recipe.fp8_dpa,
         )
     if recipe.scaling == "current":
         current = te_recipes.Float8CurrentScaling(
             fp8_format=te_format[recipe.fp8_format],
             use_power_2_scales=recipe.use_power_2_scales,
             backward_override=None,
+            fp8_dpa=recipe.fp8_dpa,
         )
         return _with_scales(current, te_recipes, power_of_two=recipe.use_power_2_scales)
     fields = recipe.model_dump(exclude={"engine", "scaling", "use_autocast_during_eval"})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -23,6 +24,11 @@ from fp8core.engines.protocol import (
     AmaxSharing,
     Availability,
     NormDescription,
+)
+from fp8core.engines.te_attention_state import (
+    attention_obstacles,
+    attention_states,
+    begin_attention,
 )
 from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.engines.te_modules import kept_casts, make_linear, make_norm
@@ -78,7 +84,11 @@ def availability(recipe: Any, device: torch.device) -> Availability:
     }
     scaling = getattr(recipe, "scaling", "delayed")
     ok, reason = checks.get(scaling, te.is_fp8_available)(return_reason=True)
-    return Availability(bool(ok), () if ok else (str(reason),), version)
+    reasons = [] if ok else [str(reason)]
+    if getattr(recipe, "fp8_dpa", False):
+        capability = torch.cuda.get_device_capability(device)
+        reasons += attention_obstacles(scaling, capability, os.environ)
+    return Availability(not reasons, tuple(reasons), version)
 
 
 class TransformerEngine:
@@ -94,10 +104,9 @@ class TransformerEngine:
         if not found.ok:
             raise EngineUnsupported("; ".join(found.reasons), pointer="/recipe")
         import transformer_engine.pytorch as te
-        from transformer_engine.pytorch.quantization import FP8GlobalStateManager
 
         # State of a model converted earlier in this process would join this one's updates.
-        FP8GlobalStateManager.reset()
+        _forget_all()
         self.recipe = recipe
         self.device = device
         self._te = te
@@ -105,6 +114,8 @@ class TransformerEngine:
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
         self._linears: dict[str, Any] = {}
         self._fused: dict[str, Any] = {}
+        self._attentions: dict[str, Any] = {}
+        self.fp8_attention = bool(getattr(recipe, "fp8_dpa", False))
         self._health = HealthRecorder(self._scales, cast_rules(recipe))
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
@@ -176,16 +187,28 @@ class TransformerEngine:
 
     def block_parts(self) -> BlockParts:
         """What makes the parts of fused blocks; their FP8 state is this engine's from then on."""
-        from fp8core.fusion.te_parts import TEParts
+        from fp8core.fusion.te_parts import FP8Attention, TEParts
 
+        attention = FP8Attention(self._in_recipe, self._attentions.__setitem__, _forget_all)
         return TEParts(
-            self._take_fused, self._forget, self.convert_linear, self._casts, self.compute_dtype
+            self._take_fused,
+            self._forget,
+            self.convert_linear,
+            self._casts,
+            self.compute_dtype,
+            attention if self.fp8_attention else None,
         )
+
+    def _in_recipe(self) -> AbstractContextManager[None]:
+        context: AbstractContextManager[None] = self._te.autocast(
+            enabled=True, recipe=self._te_recipe, amax_reduction_group=self._group
+        )
+        return context
 
     def _forget(self, names: Iterable[str]) -> None:
         for name in names:
-            self._fused.pop(name, None)
-            self._linears.pop(name, None)
+            for modules in (self._fused, self._linears, self._attentions):
+                modules.pop(name, None)
 
     def _take_fused(self, name: str, module: Any, gemms: tuple[str, ...]) -> None:
         module.__dict__["_gemms"] = gemms
@@ -235,6 +258,8 @@ class TransformerEngine:
                 ),
                 nullcontext() if training else self._casts.paused(),
             ):
+                if fp8:
+                    begin_attention(self._attentions)
                 yield
         finally:
             self._enabled = before
@@ -244,7 +269,7 @@ class TransformerEngine:
         elif fp8:
             # The cast left its amaxes in the staging row, where the next training step's maximum
             # would take them in; an evaluation must not move the scales.
-            for _, state in self._states("forward"):
+            for _, state in self._all_states("forward"):
                 state.amax_history[0].zero_()
 
     def _is_enabled(self) -> bool:
@@ -263,7 +288,7 @@ class TransformerEngine:
             return
         self._own.update(forward=direction == "forward", share=self._share)
         each = self._interval.interval == 1
-        scales = [] if each else [state.scale for _, state in self._states(direction)]
+        scales = [] if each else [state.scale for _, state in self._all_states(direction)]
         self._interval.after_update(direction, scales)
 
     def _states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
@@ -275,6 +300,11 @@ class TransformerEngine:
         for name, found, state in te_directions({**self._linears, **self._fused}):
             if found == direction:
                 yield name, state
+
+    def _all_states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
+        """Those of GEMMs, and of attention in FP8."""
+        yield from self._states(direction)
+        yield from attention_states(self._attentions, direction)
 
     def _quantizer(self, name: str, tensor: str) -> Any:
         import transformer_engine_torch as tex
@@ -367,7 +397,7 @@ class TransformerEngine:
         state: dict[str, Tensor] = {
             f"{name}/{direction}/{field}": getattr(layer, field).detach().clone()
             for direction in ("forward", "backward")
-            for name, layer in self._states(direction)
+            for name, layer in self._all_states(direction)
             for field in ("scale", "amax_history")
         }
         for direction, count in self._interval.updates.items():
@@ -386,20 +416,28 @@ class TransformerEngine:
         if problems:
             raise ValueError("engine state does not fit: " + "; ".join(sorted(problems)[:8]))
         for direction in ("forward", "backward"):
-            for name, layer in self._states(direction):
+            for name, layer in self._all_states(direction):
                 for field in ("scale", "amax_history"):
                     getattr(layer, field).copy_(state[f"{name}/{direction}/{field}"])
             self._interval.updates[direction] = int(state[f"updates/{direction}"])
-            self._interval.hold(direction, [s.scale for _, s in self._states(direction)])
+            self._interval.hold(direction, [s.scale for _, s in self._all_states(direction)])
 
     def _initialise_state(self) -> None:
         """Make modules allocate their FP8 buffers, which they otherwise do in the first forward."""
-        if self._own is None or self._override != ALL_FP8:
-            return
-        layers = [*self._linears.values(), *self._fused.values()]
+        layers = []
+        if self._own is not None and self._override == ALL_FP8:
+            layers = [*self._linears.values(), *self._fused.values()]
         bare = [layer for layer in layers if "scaling_fwd" not in layer.fp8_meta]
-        if not bare:
+        if not bare and not self._attentions:
             return
-        with torch.no_grad(), self._te.autocast(enabled=True, recipe=self._te_recipe):
+        with torch.no_grad(), self._in_recipe():
             for layer in bare:
                 layer.init_fp8_metadata(num_gemms=len(gemms_of(layer)))
+            begin_attention(self._attentions)
+
+
+def _forget_all() -> None:
+    """Transformer Engine forgets the FP8 state of every module that ran in this process."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+    FP8GlobalStateManager.reset()

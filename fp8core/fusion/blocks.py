@@ -140,7 +140,8 @@ class FusedBlock:
         """The names under which parts were made."""
         names = []
         if self.attention is not None:
-            names += [self.attention.group, self.attention.half.o.name]
+            half = self.attention.half
+            names += [self.attention.group, half.o.name, half.core_name]
         return names if self.mlp is None else [*names, self.mlp.group]
 
     def install(self) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fp8core.fusion import check
 from fp8core.fusion.blocks import FusedBlock
-from fp8core.fusion.parts import BlockParts, Halves
+from fp8core.fusion.parts import BlockParts, FP8AttentionParts, Halves, core_name
 from fp8core.fusion.reach import unreached
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
@@ -46,6 +46,8 @@ class ModelFusion:
     rows: list[BlockRow] = field(default_factory=list)
     candidates: int = 0
     """How many blocks the model has."""
+    fp8_attention: dict[str, str | None] = field(default_factory=dict)
+    """Where attention was to compute in FP8: why it does not, by its `core_name`; None: it does."""
 
     @property
     def layers(self) -> dict[str, str]:
@@ -81,6 +83,8 @@ class ModelFusion:
                 if set(names) & set(layers):
                     removed.update(dict.fromkeys(names, half))
                     block.remove_half(half)
+                    if core_name(half) in self.fp8_attention:
+                        self.fp8_attention[core_name(half)] = "its attention is fused no more"
         self.blocks = [block for block in self.blocks if block.installed]
         return removed
 
@@ -128,10 +132,22 @@ def fuse(
         fused = tuple(block.groups) if block is not None else ()
         reason = "; ".join(halves.reasons) or None
         fusion.rows.append(BlockRow(name, kind, fused, reason))
+        if isinstance(parts, FP8AttentionParts) and parts.fp8_attention:
+            fusion.fp8_attention |= _fp8_attention(name, block, reason, parts)
     if fusion.blocks and config is not None:
         _withdraw_unreached(model, fusion, parts)
     model.__dict__[HELD] = fusion
     return fusion
+
+
+def _fp8_attention(
+    name: str, block: FusedBlock | None, reason: str | None, parts: FP8AttentionParts
+) -> dict[str, str | None]:
+    """The entry of `ModelFusion.fp8_attention` for the block ``name``."""
+    if block is None or block.attention is None:
+        return {core_name(f"{name}.self_attn"): f"its attention is not fused: {reason}"}
+    half = block.attention.half
+    return {half.core_name: parts.fp8_attention_refusal(half)}
 
 
 def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts) -> None:
@@ -143,6 +159,7 @@ def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts
         return
     parts.forget([name for block in fusion.blocks for name in block.made])
     fusion.remove_all()
+    fusion.fp8_attention = dict.fromkeys(fusion.fp8_attention, reason)
     fusion.rows = [
         replace(row, fused=(), reason="; ".join(filter(None, (row.reason, reason))))
         for row in fusion.rows

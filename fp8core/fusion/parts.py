@@ -20,10 +20,12 @@ from fp8core.fusion.sequences import Sequences
 __all__ = [
     "AttentionHalf",
     "BlockParts",
+    "FP8AttentionParts",
     "FusingEngine",
     "GatedActivation",
     "MLPHalf",
     "NamedLinear",
+    "core_name",
     "split_heads",
 ]
 
@@ -66,6 +68,11 @@ class AttentionHalf:
     def layers(self) -> tuple[str, ...]:
         return (self.norm_name, self.q.name, self.k.name, self.v.name, self.o.name)
 
+    @property
+    def core_name(self) -> str:
+        """The name of what multiplies q, k and v."""
+        return core_name(self.name)
+
 
 @dataclass(frozen=True)
 class MLPHalf:
@@ -82,6 +89,11 @@ class MLPHalf:
     @property
     def layers(self) -> tuple[str, ...]:
         return (self.norm_name, self.gate.name, self.up.name, self.down.name)
+
+
+def core_name(attention: str) -> str:
+    """Of the attention module of this name, what multiplies q, k and v."""
+    return f"{attention}.core_attention"
 
 
 Kernel = Callable[[Tensor], Tensor]
@@ -124,6 +136,23 @@ class BlockParts(Protocol):
 
     def high_precision(self) -> AbstractContextManager[object]:
         """Inside, the parts compute without FP8."""
+        ...
+
+
+@runtime_checkable
+class FP8AttentionParts(Protocol):
+    """`BlockParts` whose attention can compute in FP8 too."""
+
+    @property
+    def fp8_attention(self) -> bool:
+        """Whether it is to."""
+        ...
+
+    def fp8_attention_refusal(self, half: AttentionHalf) -> str | None:
+        """Of attention made before: why it does not compute in FP8, or None; it does from now on.
+
+        Asked where ``fp8_attention`` is true.
+        """
         ...
 
 

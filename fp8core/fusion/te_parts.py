@@ -7,8 +7,9 @@ names and state dicts stay those of the plain model. The engine keeps their FP8 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -17,15 +18,28 @@ from torch import Tensor, nn
 from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
-from fp8core.fusion.flash import flash_attention
 from fp8core.fusion.joined import join
 from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
 from fp8core.fusion.sequences import Sequences
+from fp8core.fusion.te_attention import TEAttention, fp8_refusal
 
-__all__ = ["TEParts"]
+__all__ = ["FP8Attention", "TEParts"]
 
 Register = Callable[[str, Any, tuple[str, ...]], None]
 """(name, module, names of its GEMMs): an engine takes a fused module's FP8 state over."""
+
+
+@dataclass(frozen=True)
+class FP8Attention:
+    """What an engine lends to attention in FP8.
+
+    ``context``: Transformer Engine's, of the recipe. ``register`` takes the FP8 state of a module
+    of this name over. ``forget_all``: Transformer Engine forgets all modules that it has seen.
+    """
+
+    context: Callable[[], AbstractContextManager[Any]]
+    register: Callable[[str, Any], None]
+    forget_all: Callable[[], None]
 
 
 class TEParts:
@@ -44,6 +58,7 @@ class TEParts:
         convert_linear: Callable[[nn.Linear, str], nn.Module],
         casts: WeightCasts,
         compute_dtype: torch.dtype,
+        fp8_attention: FP8Attention | None,
     ) -> None:
         import transformer_engine.pytorch as te
         from transformer_engine.pytorch.attention.rope import apply_rotary_pos_emb
@@ -57,6 +72,9 @@ class TEParts:
         self._compute_dtype = compute_dtype
         self._gathered: tuple[Sequences, int, Tensor] | None = None
         self._known_turns: tuple[Tensor, Tensor, Tensor] | None = None
+        self._fp8_attention = fp8_attention
+        self._fp8_refusals: dict[Hashable, str | None] = {}
+        self._attentions: dict[str, TEAttention] = {}
 
     def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
         assert norm.weight is not None
@@ -114,36 +132,28 @@ class TEParts:
         self._register(name, layer, tuple(gemms))
 
     def attention(self, half: AttentionHalf) -> Attend:
-        core = self._te.DotProductAttention(
-            half.heads,
-            half.head_dim,
-            num_gqa_groups=half.kv_heads,
-            attention_dropout=0.0,
-            qkv_format="bshd",
-            attn_mask_type="causal",
-            softmax_scale=half.scale,
-        )
+        self._attentions[half.name] = attention = TEAttention(half)
+        return attention
 
-        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-            if sequences.bounds is None:
-                # A window as wide as the rows hides nothing, and kernels without one are faster.
-                window = None
-                if half.window is not None and half.window < sequences.length:
-                    window = (half.window - 1, 0)
-                output: Tensor = core(
-                    query.contiguous(),
-                    key.contiguous(),
-                    value.contiguous(),
-                    qkv_format="bshd",
-                    attn_mask_type="causal",
-                    window_size=window,
-                )
-                return output
-            scale = half.scale
-            packed = flash_attention(query, key, value, sequences, scale=scale, window=half.window)
-            return packed.flatten(2)
+    @property
+    def fp8_attention(self) -> bool:
+        return self._fp8_attention is not None
 
-        return attend
+    def fp8_attention_refusal(self, half: AttentionHalf) -> str | None:
+        fp8 = self._fp8_attention
+        if fp8 is None:
+            return "the recipe does not ask for it"
+        # Attention has no weights: what holds of one block holds of those that are like it.
+        alike = (half.heads, half.kv_heads, half.head_dim, half.scale, half.window)
+        if alike not in self._fp8_refusals:
+            self._fp8_refusals[alike] = fp8_refusal(half, fp8.context, half.q.module.weight.device)
+            fp8.forget_all()
+        refusal = self._fp8_refusals[alike]
+        if refusal is None:
+            attention = self._attentions[half.name]
+            attention.in_fp8 = True
+            fp8.register(half.core_name, attention.core)
+        return refusal
 
     def split_rotated(
         self, joined: Tensor, half: AttentionHalf, angles: Tensor, sequences: Sequences

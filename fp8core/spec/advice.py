@@ -36,9 +36,13 @@ _TORCHAO_REASONS = {
     "emulate": "the device decides: FP8 GEMMs are emulated where it has none",
     "round_scales_to_power_of_2": "the scaling decides: the rowwise ones round to powers of two",
 }
+_FP8_MHA = (
+    "not offered: the products of q, k and v leave in bf16, in which they are rotated by their "
+    "positions before attention; fp8_dpa computes attention in FP8"
+)
 # Settings of Transformer Engine's recipes for which there is no field here.
 _NOT_OFFERED = {
-    "reduce_amax", "fp8_dpa", "fp8_mha", "scaling_factor_compute_algo", "backward_override",
+    "reduce_amax", "scaling_factor_compute_algo", "backward_override",
     "fp8_gemm_fprop", "fp8_gemm_dgrad", "fp8_gemm_wgrad", "fp8_quant_fwd_inp",
     "fp8_quant_fwd_weight", "fp8_quant_bwd_grad", "row_scaled_activation", "nvfp4_4over6",
     "nvfp4_4over6_e4m3_use_256", "nvfp4_4over6_err_mode", "fp4_format", "qfactory",
@@ -83,6 +87,11 @@ def _recipe_reason(key: str, holder: type[Part]) -> str | None:
         )
     if holder is TorchaoRecipe and key in _TORCHAO_REASONS:
         return _TORCHAO_REASONS[key]
+    if engine == "te" and key == "fp8_mha":
+        return _FP8_MHA
+    if engine == "te" and key == "fp8_dpa":
+        scaling = tags["scaling"][0]
+        return f"Transformer Engine has no FP8 attention under {scaling} scaling; remove it"
     others = _recipes_with(key)
     if others:
         return f"not a setting of {_named(holder)}; it belongs to {' and '.join(others)}"

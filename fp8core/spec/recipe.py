@@ -24,6 +24,7 @@ _FORMAT = (
 )
 _OVERRIDE = "Run these GEMMs in high precision instead of FP8: [fprop, dgrad, wgrad]."
 _EVAL = "Evaluate in FP8 too. Off: evaluation runs in high precision."
+_DPA = "Compute attention in FP8 too, in fused blocks; rows with several documents keep to bf16. "
 _POWER_OF_2 = "Round each scale down to a power of two, so that scaling itself rounds nothing."
 
 
@@ -76,12 +77,14 @@ class TEDelayed(_Delayed, title="Transformer Engine, delayed scaling"):
     """Transformer Engine, delayed scaling. Compute capability 8.9 or later."""
 
     engine: Literal["te"] = Field(default="te", description=_TE)
+    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 9.0 or 10.0.")
 
 
 class TECurrent(_Current, title="Transformer Engine, current scaling"):
     """Transformer Engine, current scaling. Compute capability 8.9 or later."""
 
     engine: Literal["te"] = Field(default="te", description=_TE)
+    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 10.0.")
 
 
 BackwardOverride = Literal["high_precision", "dequantized"] | None
@@ -122,6 +125,7 @@ class TEMXFP8(_Scaled, title="Transformer Engine, MXFP8"):
     enable_2d_quantization: bool = Field(
         default=False, description="Scale weights in 32x32 blocks instead of strips of 32."
     )
+    fp8_dpa: bool = Field(default=False, description=_DPA)
     backward_override: BackwardOverride = Field(default=None, description=_BACKWARD)
     use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 

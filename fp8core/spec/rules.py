@@ -190,6 +190,22 @@ def _engine_fits_device(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+@_reads("/recipe", "/conversion/fuse")
+def _fp8_attention_is_fused(spec: JobSpec) -> Iterator[Problem]:
+    if not getattr(spec.recipe, "fp8_dpa", False):
+        return
+    needed = "attention computes in FP8 in fused blocks alone, so this would have no effect with "
+    if spec.conversion.fuse == "none":
+        yield _conflict("/recipe/fp8_dpa", f'{needed}conversion.fuse "none"')
+    if any(getattr(spec.recipe, "override_linear_precision", ())):
+        yield _conflict(
+            "/recipe/fp8_dpa",
+            f"{needed}override_linear_precision, which speaks of single Linear layers",
+        )
+    if spec.task != "causal_lm":
+        yield _conflict("/recipe/fp8_dpa", f"{needed}the task {spec.task}; only causal_lm has any")
+
+
 @_reads("/recipe")
 def _one_operand_of_each_product_has_strips(spec: JobSpec) -> Iterator[Problem]:
     fields = [f"{tensor}_block_scaling_dim" for tensor in ("x", "grad", "w")]

@@ -22,9 +22,11 @@ CANONICAL = {
     "amax_compute_algo": "most_recent",
     "override_linear_precision": [False, False, True],
     "use_autocast_during_eval": True,
+    "fp8_dpa": False,
 }
 # TERecipeKwargs(...), field by field.
-TE_KWARGS = {key: value for key, value in CANONICAL.items() if key not in ("engine", "scaling")}
+_OURS = ("engine", "scaling", "fp8_dpa")
+TE_KWARGS = {key: value for key, value in CANONICAL.items() if key not in _OURS}
 # The block that `accelerate config` writes.
 CONFIG_BLOCK = {
     "backend": "TE",
@@ -75,7 +77,8 @@ def test_all_spellings_of_delayed_scaling_are_one_recipe(
 def test_the_spellings_serve_the_emulated_engine_too(spec: Spec) -> None:
     block = {key: value for key, value in CONFIG_BLOCK.items() if key != "backend"}
     parsed = parse_spec(spec(recipe={"engine": "emulated", "fp8_config": block}))
-    assert parsed.resolved()["recipe"] == {**CANONICAL, "engine": "emulated"}
+    emulated = {key: value for key, value in CANONICAL.items() if key != "fp8_dpa"}
+    assert parsed.resolved()["recipe"] == {**emulated, "engine": "emulated"}
 
 
 def test_mxfp8_block_scaling(spec: Spec) -> None:
@@ -203,6 +206,29 @@ def test_a_setting_of_another_recipe_names_it(spec: Spec, refused: Refused) -> N
     problems = refused(spec(recipe={"engine": "amp", "fp8_format": "HYBRID", "margin": 1}))
     assert "amp runs without FP8" in problems["/recipe/margin"].message
     assert "te delayed scaling" in problems["/recipe/fp8_format"].message
-    problems = refused(spec(recipe={"dtype": "bf16", "fp8_dpa": True}))
+    problems = refused(spec(recipe={"dtype": "bf16", "reduce_amax": True}))
     assert "belongs to amp" in problems["/recipe/dtype"].message
-    assert "not offered here" in problems["/recipe/fp8_dpa"].message
+    assert "not offered here" in problems["/recipe/reduce_amax"].message
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        ({"scaling": "block", "fp8_dpa": True}, "no FP8 attention under block scaling"),
+        ({"scaling": "nvfp4", "fp8_dpa": True}, "no FP8 attention under nvfp4 scaling"),
+        ({"engine": "emulated", "fp8_dpa": True}, "belongs to te delayed scaling and te current"),
+        ({"engine": "torchao", "fp8_dpa": True}, "belongs to te delayed scaling"),
+        ({"engine": "amp", "fp8_dpa": True}, "belongs to te delayed scaling"),
+    ],
+)
+def test_fp8_attention_is_refused_where_nothing_computes_it(
+    recipe: dict[str, Any], said: str, spec: Spec, refused: Refused
+) -> None:
+    assert said in refused(spec(recipe=recipe))["/recipe/fp8_dpa"].message
+
+
+def test_fp8_multi_head_attention_is_refused_with_what_there_is(
+    spec: Spec, refused: Refused
+) -> None:
+    problems = refused(spec(recipe={"fp8_mha": True}))
+    assert "fp8_dpa computes attention in FP8" in problems["/recipe/fp8_mha"].message

@@ -41,6 +41,7 @@ RESOLVED: dict[str, Any] = {
         "amax_compute_algo": "max",
         "override_linear_precision": [False, False, False],
         "use_autocast_during_eval": False,
+        "fp8_dpa": False,
     },
     "conversion": {
         "linear": True,
@@ -116,6 +117,7 @@ RECIPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {
             "fp8_format": "HYBRID", "use_power_2_scales": False,
             "override_linear_precision": [False, False, False], "use_autocast_during_eval": False,
+            "fp8_dpa": False,
         },
     ),
     (
@@ -130,7 +132,7 @@ RECIPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"engine": "te", "scaling": "mxfp8"},
         {
             "fp8_format": "E4M3", "enable_2d_quantization": False, "backward_override": None,
-            "use_autocast_during_eval": False,
+            "use_autocast_during_eval": False, "fp8_dpa": False,
         },
     ),
     (
@@ -144,7 +146,11 @@ RECIPES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"engine": "torchao"}, {"scaling": "tensorwise"}),
     (
         {"engine": "emulated"},
-        {key: value for key, value in RESOLVED["recipe"].items() if key != "engine"},
+        {
+            key: value
+            for key, value in RESOLVED["recipe"].items()
+            if key not in ("engine", "fp8_dpa")
+        },
     ),
     (
         {"engine": "emulated", "scaling": "current"},
