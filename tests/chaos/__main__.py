@@ -1,7 +1,8 @@
 """Random faults at a real service: ``python -m tests.chaos --seed 1 --duration 600 --jobs 50``.
 
 Prints each fault with its second, and at the end the faults survived, what was lost, and what
-became of the jobs. Exit status 1 when anything was lost.
+became of the jobs. Exit status 1 when anything was lost, or when so few faults found a victim that
+the run says little.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ from tests.chaos.watch import TrainerWatch
 NODES = ("north", "east", "south")
 _TICK_SECONDS = 0.05
 _QUIET_SECONDS = 60.0
+_WORKERS_STOP_SECONDS = 30.0
+# A run shows something with so many faults, one in so many seconds, of so many kinds.
+_LEAST_SECONDS_EACH = 6.0
+_LEAST_KINDS = 6
 
 
 @dataclass(frozen=True)
@@ -41,10 +46,23 @@ class Result:
     faults: Counter[str]
     jobs: int
     losses: Losses
+    duration: float
 
     @property
     def lost(self) -> int:
         return self.losses.counts.total()
+
+    @property
+    def too_few(self) -> str | None:
+        """What is missing of the faults that make this a trial."""
+        least = int(self.duration / _LEAST_SECONDS_EACH)
+        kinds = min(_LEAST_KINDS, least)
+        if self.faults.total() >= least and len(self.faults) >= kinds:
+            return None
+        return (
+            f"{self.faults.total()} faults of {len(self.faults)} kinds, and {self.duration:g} s "
+            f"must have {least} of {kinds}"
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,11 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     folder = options.folder or Path(tempfile.mkdtemp(prefix="octrain-chaos-"))
     result = run(folder, options.seed, options.duration, options.jobs, options.settle)
-    if options.folder is None and not result.lost:
+    if options.folder is None and not (result.lost or result.too_few):
         shutil.rmtree(folder)
     else:
         print(f"All files of the run: {folder}")
-    return 1 if result.lost else 0
+    if result.too_few:
+        print(f"too few: {result.too_few}")
+    return 1 if result.lost or result.too_few else 0
 
 
 def run(folder: Path, seed: int, duration: float, jobs: int, settle: float) -> Result:
@@ -94,6 +114,7 @@ def run(folder: Path, seed: int, duration: float, jobs: int, settle: float) -> R
         _settle(stack, users, settle)
         _judge(stack, users, faults, losses)
         api.close()
+        _stop_nodes(stack, losses)
     finally:
         references.close()
         if watch.looks:
@@ -101,9 +122,10 @@ def run(folder: Path, seed: int, duration: float, jobs: int, settle: float) -> R
         stack.stop()
     for line in watch.doubles.values():
         losses.add("doubles", line)
-    for pid in processes_of(stack.data_dir):
+    for pid in sorted({*processes_of(stack.data_dir), *watch.living()}):
         losses.add("processes", f"{pid} outlives the whole service: {_command(pid)}")
-    result = Result(Counter(fault.kind for fault in faults.struck), len(users.jobs), losses)
+    struck = Counter(fault.kind for fault in faults.struck)
+    result = Result(struck, len(users.jobs), losses, duration)
     _report(result, users, faults, watch)
     return result
 
@@ -174,6 +196,21 @@ def _judge(stack: ChaosStack, users: Users, faults: Faults, losses: Losses) -> N
         losses.add("answers", f"{count} times {line}")
 
 
+def _stop_nodes(stack: ChaosStack, losses: Losses) -> None:
+    """Ends the nodes as their owner would. What then lives besides our servers is left over; the
+    stack's own stop would end it, and nobody would know."""
+    workers = [stack.process(f"worker-{node}") for node in stack.nodes]
+    for worker in workers:
+        worker.request_stop()
+    deadline = time.monotonic() + _WORKERS_STOP_SECONDS
+    for worker in workers:
+        if not worker.wait(deadline):
+            losses.add("processes", f"{worker.name} does not stop")
+    stack.reap()
+    for pid in processes_of(stack.data_dir, stack.pids()):
+        losses.add("processes", f"{pid} outlives its node: {_command(pid)}")
+
+
 def _left_over(users: Users, faults: Faults) -> list[tuple[str, str]]:
     """What the end of all jobs leaves: trainers, supervisors, slots."""
     left = [("processes", f"trainer {one.pid} of {one.attempt}") for one in faults.trainers()]
@@ -199,7 +236,7 @@ def _report(result: Result, users: Users, faults: Faults, watch: TrainerWatch) -
     )
     print(
         f"looked at: {losses.steps} steps, {losses.files} files, {watch.looks} times at all "
-        f"processes (up to {watch.most} jobs trained at once)"
+        f"processes ({watch.seen} in all, up to {watch.most} jobs trained at once)"
     )
     print(f"losses: {result.lost}")
     for kind, what in KINDS.items():

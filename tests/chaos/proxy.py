@@ -5,6 +5,7 @@
 ``refuse``     nobody listens, and connections that were open are reset
 ``reset``      connections are taken and reset at once
 ``blackhole``  everything opens and stays open, and no byte comes through
+``unanswered`` what a node asks comes through, and no answer does
 
 What a black hole swallowed comes through when it is over, as packets that were sent again would: a
 request of before the cut reaches the API after it.
@@ -23,7 +24,7 @@ from typing import Any, Literal
 
 __all__ = ["CuttableProxy", "State"]
 
-State = Literal["pass", "refuse", "reset", "blackhole"]
+State = Literal["pass", "refuse", "reset", "blackhole", "unanswered"]
 LOOPBACK = "127.0.0.1"
 _BYTES = 1 << 16
 
@@ -41,8 +42,11 @@ class CuttableProxy:
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         self._state: State = "pass"
+        # What lets bytes through, to the targets and from them.
         self._open = asyncio.Event()
         self._open.set()
+        self._answering = asyncio.Event()
+        self._answering.set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._server: asyncio.Server | None = None
         self.port = 0
@@ -80,6 +84,8 @@ class CuttableProxy:
         self._state = state
         if state == "blackhole":
             self._open.clear()
+        if state in ("blackhole", "unanswered"):
+            self._answering.clear()
         if state == "refuse" and self._server is not None:
             self._server.close()
             self._server = None
@@ -89,6 +95,8 @@ class CuttableProxy:
             await self._listen()
         if state != "blackhole":
             self._open.set()
+        if state not in ("blackhole", "unanswered"):
+            self._answering.set()
 
     async def _close(self) -> None:
         if self._server is not None:
@@ -115,8 +123,8 @@ class CuttableProxy:
                 return
             ends.append(there[1])
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(reader, there[1]))
-                both.create_task(self._pump(there[0], writer))
+                both.create_task(self._pump(reader, there[1], self._open))
+                both.create_task(self._pump(there[0], writer, self._answering))
         except (asyncio.CancelledError, ExceptionGroup, OSError):
             pass
         finally:
@@ -132,11 +140,14 @@ class CuttableProxy:
                 return await asyncio.open_connection(LOOPBACK, target)
         return None
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    @staticmethod
+    async def _pump(
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, through: asyncio.Event
+    ) -> None:
         """One direction, until either end closes; then the connection is over for both."""
         while True:
             data = await reader.read(_BYTES)
-            await self._open.wait()
+            await through.wait()
             if not data:
                 raise ConnectionResetError
             writer.write(data)

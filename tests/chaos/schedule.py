@@ -18,6 +18,8 @@ __all__ = ["DECK", "LONG", "Fault", "UserAction", "draw_faults", "draw_users"]
 _SECONDS_BETWEEN = 4.7
 # The faults that keep a supervisor from its lease, which is of LEASE_SECONDS, for longer than it.
 LONG = frozenset({"freeze supervisor beyond its lease", "cut network beyond the lease"})
+# In what ways a network is not there.
+_CUTS = ("refuse", "reset", "blackhole", "unanswered")
 
 # Each kind, how often it is in the deck, and for how many seconds it lasts.
 DECK: dict[str, tuple[int, tuple[float, float]]] = {
@@ -89,7 +91,7 @@ def draw_faults(seed: int, duration: float) -> list[Fault]:
         at = (number + chooser.uniform(0.1, 0.9)) * gap
         low, high = DECK[kind][1]
         seconds = round(chooser.uniform(low, high), 1) if high else 0.0
-        detail = chooser.choice(["refuse", "reset", "blackhole"]) if "network" in kind else ""
+        detail = chooser.choice(_CUTS) if "network" in kind else ""
         faults.append(Fault(round(at, 1), kind, seconds, chooser.random(), detail))
     return faults
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from octrain.local.commands import module
 from octrain.local.ports import LOOPBACK, free_port
-from octrain.local.processes import ManagedProcess, is_alive, process_state
+from octrain.local.processes import ManagedProcess, descendants, is_alive, process_state
 from octrain.local.stack import LocalStack
 from tests.chaos.proxy import CuttableProxy
 from tests.small_disk import NoSmallDisk, small_disk
@@ -118,6 +118,11 @@ class ChaosStack(LocalStack):
 
     def is_running(self, name: str) -> bool:
         return self.process(name).running
+
+    def pids(self) -> list[int]:
+        """Our own processes that run, with what they have started."""
+        own = [p.pid for p in self._processes.values() if p.running and p.pid is not None]
+        return [pid for each in own for pid in (each, *descendants(each))]
 
     def ended(self) -> list[str]:
         """The processes of ours that do not run."""

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from octrain.local.commands import STACK_VARIABLE
+from octrain.local.leftovers import processes_of
+from tests.chaos.__main__ import Result
+from tests.chaos.losses import Losses
 from tests.chaos.schedule import DECK, draw_faults, draw_users
+from tests.chaos.users import Api
+from tests.chaos.watch import TrainerWatch
 
 REPOSITORY = Path(__file__).parents[2]
 _MOST_SECONDS = 1080.0
@@ -56,6 +64,46 @@ def test_a_minute_of_faults_loses_nothing(tmp_path: Path) -> None:
         told = log.read()
     assert run.returncode == 0, told[-25_000:]
     assert "\nlosses: 0\n" in told
+    found = {kind: int(count) for count, kind in re.findall(r"^ +(\d+)  (.+)$", told, re.M)}
+    struck = {kind: count for kind, count in found.items() if kind in DECK}
+    assert f"\nfaults survived: {sum(struck.values())}\n" in told
+    assert sum(struck.values()) >= 10, "a minute of the schedule has thirteen"
+    # Of our own processes, of the servers and what they hold, of the network.
+    for sort in (r"kill|freeze", r"valkey|postgres|message|disk|checkpoint", r"network"):
+        assert any(re.search(sort, kind) for kind in struck), struck
+    seen = re.search(r"times at all processes \((\d+) in all, up to (\d+) jobs", told)
+    assert seen is not None
+    # Servers, nodes, and for each of the jobs a supervisor and a trainer at least.
+    assert int(seen[1]) >= 20
+    assert int(seen[2]) >= 1
+    assert processes_of(tmp_path / "data") == []
+
+
+@pytest.mark.parametrize(
+    ("count", "kinds", "enough"), [(0, 1, False), (9, 6, False), (10, 5, False), (10, 6, True)]
+)
+def test_a_run_that_does_too_little_is_none(count: int, kinds: int, enough: bool) -> None:
+    faults = Counter(dict.fromkeys(list(DECK)[: min(kinds, count)], 1))
+    if count:
+        faults[next(iter(DECK))] += count - faults.total()
+    losses = Losses(cast(Api, None), {})
+    assert (Result(faults, 8, losses, 60.0).too_few is None) == enough
+    assert Result(faults, 50, losses, 600.0).too_few is not None
+
+
+def test_a_process_that_is_left_is_seen(tmp_path: Path) -> None:
+    """By its id, though it is in a session of its own and no child of the stack's."""
+    watch = TrainerWatch(tmp_path)
+    left = subprocess.Popen(
+        ["sleep", "60"], env={STACK_VARIABLE: str(tmp_path)}, start_new_session=True
+    )
+    try:
+        watch.look()
+        assert (watch.seen, watch.living()) == (1, [left.pid])
+    finally:
+        left.kill()
+        left.wait()
+    assert watch.living() == []
 
 
 def _end(run: subprocess.Popen[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +36,13 @@ class TrainerProcess:
 
 def trainers(stack: Path) -> list[TrainerProcess]:
     """Every live process of a trainer of the stack on this data folder."""
+    found = (_trainer(pid, fields, environment) for pid, fields, environment in _of(stack))
+    return [one for one in found if one is not None]
+
+
+def _of(stack: Path) -> Iterator[tuple[int, list[str], bytes]]:
+    """Every live process of the stack: its id, the fields of its stat, its environment."""
     mark = f"{STACK_VARIABLE}={stack}".encode()
-    found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -44,24 +50,24 @@ def trainers(stack: Path) -> list[TrainerProcess]:
             environment = Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue
-        if JOB.encode() not in environment or mark not in environment.split(b"\0"):
+        if mark not in environment or mark not in environment.split(b"\0"):
             continue
-        values = dict(
-            item.split(b"=", 1) for item in environment.split(b"\0") if item.count(b"=") >= 1
-        )
         fields = _stat(int(name))
-        if fields is None or fields[0] in ("Z", "X") or JOB.encode() not in values:
-            continue
-        found.append(
-            TrainerProcess(
-                int(name),
-                int(fields[1]),
-                int(fields[19]),
-                values[JOB.encode()].decode(),
-                values[ATTEMPT.encode()].decode(),
-            )
-        )
-    return found
+        if fields is not None and fields[0] not in ("Z", "X"):
+            yield int(name), fields, environment
+
+
+def _trainer(pid: int, fields: list[str], environment: bytes) -> TrainerProcess | None:
+    values = dict(item.split(b"=", 1) for item in environment.split(b"\0") if item.count(b"=") >= 1)
+    if JOB.encode() not in values:
+        return None
+    return TrainerProcess(
+        pid,
+        int(fields[1]),
+        int(fields[19]),
+        values[JOB.encode()].decode(),
+        values[ATTEMPT.encode()].decode(),
+    )
 
 
 def _stat(pid: int) -> list[str] | None:
@@ -73,8 +79,8 @@ def _stat(pid: int) -> list[str] | None:
 
 
 class TrainerWatch:
-    """Looks every 0.1 s at a stack's trainers. ``doubles`` are the jobs of which two trainers lived
-    at one instant.
+    """Looks every 0.1 s at a stack's processes. ``doubles`` are the jobs of which two trainers
+    lived at one instant.
     """
 
     def __init__(self, stack: Path) -> None:
@@ -82,6 +88,8 @@ class TrainerWatch:
         self.doubles: dict[tuple[str, str, str], str] = {}
         self.looks = 0
         self.most = 0
+        # By id and the tick of the boot clock at which it started, which no two share.
+        self._seen: set[tuple[int, int]] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -99,12 +107,29 @@ class TrainerWatch:
     def look(self) -> None:
         self.looks += 1
         by_job: dict[str, list[TrainerProcess]] = {}
-        for trainer in trainers(self._stack):
-            by_job.setdefault(trainer.job, []).append(trainer)
+        for pid, fields, environment in _of(self._stack):
+            self._seen.add((pid, int(fields[19])))
+            trainer = _trainer(pid, fields, environment)
+            if trainer is not None:
+                by_job.setdefault(trainer.job, []).append(trainer)
         self.most = max(self.most, len(by_job))
         for job, found in by_job.items():
             if len(found) > 1:
                 self._judge(job, found)
+
+    @property
+    def seen(self) -> int:
+        """How many processes of the stack were seen, those of all trainers among them."""
+        return len(self._seen)
+
+    def living(self) -> list[int]:
+        """Those of them that still live, whatever has become of their parents and groups."""
+        found = []
+        for pid, started in sorted(self._seen):
+            fields = _stat(pid)
+            if fields is not None and fields[0] not in ("Z", "X") and int(fields[19]) == started:
+                found.append(pid)
+        return found
 
     def _judge(self, job: str, found: list[TrainerProcess]) -> None:
         """Two of different attempts are one too many. Of one attempt there are many, the ranks and

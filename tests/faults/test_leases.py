@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from octrain.client import Job
@@ -200,6 +201,47 @@ def _written_by_first(nodes: Nodes, job: Job) -> tuple[Any, ...]:
     attempt = job.refresh().data.attempts[0]
     artifacts = [artifact.id for artifact in job.artifacts() if artifact.attempt == 1]
     return attempt.model_dump(), series(nodes, job, attempt=1), artifacts
+
+
+def test_a_lease_that_a_stop_shortens_unheard(nodes: Nodes, watch: TrainerWatch) -> None:
+    """The answers that say cancel, and grant less, are lost, and then the node is cut off: its
+    trainer runs by the lease of before, and the place is nobody else's until that is over."""
+    service = nodes.service
+    nodes.only("near")
+    job = nodes.running_on("near", "unheard", lease_ttl_seconds=45)
+    attempt = job.data.attempts[-1]
+    (trainer,) = trainers_of(nodes, job)
+
+    def lease() -> tuple[int, timedelta]:
+        with psycopg.connect(service.stack.database_url) as connection:
+            found = connection.execute(
+                "SELECT lease_number, lease_granted_until - now() FROM attempts WHERE id = %s",
+                [attempt.id],
+            ).fetchone()
+        assert found is not None
+        return found
+
+    nodes.proxies["near"].become("unanswered")
+    assert job.cancel().status == "cancelling"
+    number, _ = lease()
+    service.until(lambda: lease()[0] > number, "a heartbeat that is not answered")
+    nodes.proxies["near"].become("blackhole")
+    assert lease()[1] < timedelta(seconds=11), "the deadline of the cancel, and the forced lease"
+    assert is_alive(trainer)
+
+    def is_over() -> bool:
+        # In this order: a trainer that is gone now was gone when the attempt is seen to have ended.
+        lives = is_alive(trainer)
+        used = nodes.node("near")["cpu_slots_used"]
+        assert used == 1 or not lives, "its place is free, and it lives"
+        return not lives
+
+    service.until(is_over, "it has saved and stopped, by the lease that it knows of")
+    assert job.refresh().status == "cancelling", "which is not over yet"
+    service.end(job, "cancelled")
+    assert "presumed" in (job.data.detail or "")
+    nodes.proxies["near"].become("pass")
+    exact(job)
 
 
 def test_an_outage_of_api_and_database(nodes: Nodes, watch: TrainerWatch) -> None:
