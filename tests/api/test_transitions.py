@@ -21,7 +21,7 @@ LEGAL = {
     ("queued", "starting"): {"scheduler+"},
     ("queued", "paused"): {"user-"},
     ("queued", "cancelled"): {"user-"},
-    ("queued", "failed"): {"reconciler-"},
+    ("queued", "failed"): {"scheduler-", "reconciler-"},
     ("starting", "running"): {"supervisor*"},
     ("starting", "queued"): {"scheduler-", "supervisor-", "reconciler-", "user-"},
     ("starting", "pausing"): {"user*", "scheduler*", "reconciler*"},

@@ -1,4 +1,4 @@
-"""Judging jobs one by one, each in a transaction of its own."""
+"""What is done one by one, so that one that fails does not stop the others."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
@@ -7,6 +7,8 @@ from typing import Any
 from sqlalchemy.exc import InterfaceError, OperationalError
 
 from octrain_api.database import Database
+
+__all__ = ["each_by_itself", "judge_each"]
 
 log = logging.getLogger("octrain_api.controller")
 
@@ -29,3 +31,15 @@ async def judge_each(
             raise
         except Exception:
             log.exception("job %s could not be judged, going on with the others", row[0])
+
+
+async def each_by_itself(*works: Callable[[], Awaitable[None]]) -> None:
+    """Do one after the other, whatever becomes of those before: what stops the one is no matter of
+    the others. Raises what the database says when it is away."""
+    for work in works:
+        try:
+            await work()
+        except (OperationalError, InterfaceError, OSError):
+            raise
+        except Exception:
+            log.exception("a part of the round failed, going on with the others")

@@ -6,6 +6,9 @@ from typing import Any, Protocol
 
 Spec = Mapping[str, Any]
 
+_DEVICES = ("cpu", "cuda", "auto")
+UNREADABLE = "has a registration that cannot be read"
+
 
 class NodeLike(Protocol):
     """What placement reads of a node."""
@@ -43,9 +46,11 @@ class Need:
 
     @classmethod
     def parse(cls, text: str) -> "Need":
-        """The need of this text."""
+        """The need of this text. Raises ValueError for what no need reads as."""
         base, _, pinned = text.partition("@")
-        device, ranks, engine = base.split(":", 2)
+        device, ranks, engine = (*base.split(":", 2), "", "")[:3]
+        if device not in _DEVICES or not ranks.isdecimal() or int(ranks) < 1 or not engine:
+            raise ValueError(f"{text!r} is no need, as cpu:1:emulated is")
         return cls(device, int(ranks), engine, pinned or None)
 
     def on(self, node_id: str | None) -> "Need":
@@ -73,6 +78,24 @@ def device_for(need: Need, nodes: Iterable[NodeLike]) -> str:
 
 def refusal(need: Need, node: NodeLike, device: str) -> str | None:
     """Why this node can never run such a job on this device kind; None when it can."""
+    try:
+        return _refusal(need, node, device)
+    except (AttributeError, TypeError):
+        # Its row is damaged, and that must not refuse the job everywhere else.
+        return f"{node.name} {UNREADABLE}"
+
+
+def is_readable(node: NodeLike) -> bool:
+    """Whether what a node said of itself is stored as registration takes it."""
+    return (
+        isinstance(node.gpus, list)
+        and all(isinstance(gpu, dict) and type(gpu.get("index")) is int for gpu in node.gpus)
+        and isinstance(node.engines, dict)
+        and all(isinstance(state, dict) for state in node.engines.values())
+    )
+
+
+def _refusal(need: Need, node: NodeLike, device: str) -> str | None:
     if device not in node.device_kinds:
         return f"{node.name} offers no {device} device"
     if device == "cuda" and len(node.gpus) < need.ranks:

@@ -30,6 +30,8 @@ class NodeView:
     engines: dict[str, Any]
     private_roots: bool
     described: int
+    # False when what is stored of it is damaged: then it can do nothing, as far as is known.
+    readable: bool = True
 
 
 @dataclass

@@ -9,12 +9,14 @@ way make the room.
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Row, and_, func, or_, select
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec.outcomes import Reason
+from octrain_api.controller.one_by_one import each_by_itself
 from octrain_api.controller.placement import Need
 from octrain_api.controller.plan import Plan
 from octrain_api.controller.queue import Waiting
@@ -47,9 +49,8 @@ async def make_room(
             continue
         node_id, victims = found
         emptied[job.id] = node_id
-        for victim in victims:
-            taken.add(victim.attempt_id)
-            await _pause(database, victim.job_id, job)
+        taken |= {victim.attempt_id for victim in victims}
+        await each_by_itself(*(partial(_pause, database, row.job_id, job) for row in victims))
     return emptied
 
 

@@ -1,13 +1,20 @@
 """What a tick of the scheduler reads and writes: sets, never one job at a time."""
 
 import json
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from sqlalchemy import text
+from sqlalchemy import select, text
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from octrain_api.controller.placement import is_readable
 from octrain_api.controller.plan import NodeView
+from octrain_api.jobs.transitions import Status
+from octrain_api.models import Job
+
+log = logging.getLogger("octrain_api.scheduler")
 
 # The distinct needs by skips along the index: as many steps as needs, however many jobs queue.
 _NEEDS = text(
@@ -33,6 +40,7 @@ _HEADS = text(
     CROSS JOIN LATERAL (
         SELECT j.id, j.need, j.priority, j.created_at, j.avoid_nodes, j.owner FROM jobs j
         WHERE j.status = 'queued' AND j.need = wanted.need AND j.owner <> ALL(CAST(:full AS text[]))
+          AND j.id <> ALL(CAST(:passed_over AS text[]))
           AND (j.next_attempt_at IS NULL OR j.next_attempt_at <= now())
         ORDER BY j.priority DESC, j.created_at, j.id
         LIMIT CAST(wanted.size AS int)
@@ -102,6 +110,15 @@ class NodeState(NamedTuple):
     gpus_used: int
 
 
+def _readable(node: NodeView) -> NodeView:
+    """The node, or one that can do nothing where its row is damaged."""
+    if is_readable(node):
+        return node
+    log.error("the registration of node %s cannot be read; it gets no jobs", node.name)
+    nothing: dict[str, Any] = {"device_kinds": [], "cpu_slots": 0, "gpus": [], "engines": {}}
+    return replace(node, readable=False, **nothing)
+
+
 class QueueRepository:
     """The queue, the nodes and their use, for the scheduler."""
 
@@ -112,16 +129,35 @@ class QueueRepository:
         """The different needs of the queued jobs."""
         return list((await self._session.scalars(_NEEDS)).all())
 
-    async def heads(self, sizes: Mapping[str, int], full: Collection[str] = ()) -> list[Waiting]:
+    async def heads(
+        self,
+        sizes: Mapping[str, int],
+        full: Collection[str] = (),
+        passed_over: Collection[str] = (),
+    ) -> list[Waiting]:
         """Of each need so many jobs at most, all together by priority, then age.
 
-        The jobs of the owners in `full` are passed over: no more of them may run now.
+        The jobs of the owners in `full` are passed over, as no more of them may run now, and those
+        named.
         """
-        found = await self._session.scalar(
-            _HEADS, {"sizes": json.dumps(sizes), "full": sorted(full)}
-        )
+        values = {
+            "sizes": json.dumps(sizes),
+            "full": sorted(full),
+            "passed_over": sorted(passed_over),
+        }
+        found = await self._session.scalar(_HEADS, values)
         rows = [Waiting(*row) for row in found or []]
         return sorted(rows, key=lambda row: (-row.priority, row.created, row.id))
+
+    async def of_need(self, need: str, most: int) -> Sequence[str]:
+        """The oldest queued jobs of this need, as it is stored."""
+        statement = (
+            select(Job.id)
+            .where(Job.status == Status.QUEUED.value, Job.need == need)
+            .order_by(Job.created_at, Job.id)
+            .limit(most)
+        )
+        return (await self._session.scalars(statement)).all()
 
     async def node_states(self, heartbeat_ttl: int) -> list[NodeState]:
         """Every registered node, by name: whether it is open, and what of it is used."""
@@ -131,7 +167,7 @@ class QueueRepository:
     async def describe(self, node_ids: Sequence[str]) -> list[NodeView]:
         """What these nodes said of themselves."""
         found = await self._session.scalar(_DESCRIBE, {"ids": json.dumps(node_ids)})
-        return [NodeView(*row) for row in found or []]
+        return [_readable(NodeView(*row)) for row in found or []]
 
     async def write_groups(self, texts: Mapping[str, str]) -> None:
         """Say what the jobs of each need wait for, as of now; forget all other needs."""

@@ -11,6 +11,7 @@ An outage of the database stops this loop, so it shows as a silence of the loop 
 
 import logging
 from datetime import timedelta
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -18,7 +19,7 @@ from fp8core.spec.outcomes import Reason
 from octrain_api.attempts.repository import AttemptRepository
 from octrain_api.clocks import API, CONTROLLER, beat, lock_clock
 from octrain_api.controller.limits import enforce_limits
-from octrain_api.controller.one_by_one import judge_each
+from octrain_api.controller.one_by_one import each_by_itself, judge_each
 from octrain_api.controller.repository import ControllerRepository
 from octrain_api.database import Database, database_now
 from octrain_api.events.repository import EventRepository
@@ -44,12 +45,15 @@ class Reconciler:
         database, controller = self._database, self._settings.controller
         async with database.transaction() as session:
             api_up = await _account_downtime(session, controller)
-        await _expire(database, controller, self._settings.scheduler)
-        await enforce_limits(database)
+        works = [
+            partial(_expire, database, controller, self._settings.scheduler),
+            partial(enforce_limits, database),
+            partial(_adopt_orphans, database),
+        ]
         if api_up >= timedelta(seconds=controller.heartbeat_ttl):
             # Before that, everybody looks silent: nobody could be heard.
-            await _note_silence(database, controller)
-        await _adopt_orphans(database)
+            works.insert(2, partial(_note_silence, database, controller))
+        await each_by_itself(*works)
 
 
 async def _account_downtime(session: AsyncSession, settings: ControllerSettings) -> timedelta:

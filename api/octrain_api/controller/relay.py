@@ -98,14 +98,22 @@ async def relay(
     sent: list[str] = []
     try:
         for message in due:
-            await asyncio.to_thread(sender.send, message.queue, message.task_id, message.payload)
+            try:
+                await asyncio.to_thread(
+                    sender.send, message.queue, message.task_id, message.payload
+                )
+                tracing.record(
+                    "relay",
+                    message.payload.get("traceparent"),
+                    message.created_at,
+                    {"octrain.job_id": message.payload["job_id"], "octrain.queue": message.queue},
+                )
+            except BrokerUnavailable:
+                raise
+            except Exception:
+                # Counted all the same, so that its attempt is taken back when nobody claims it.
+                log.exception("the message of %s cannot be sent", message.attempt_id)
             sent.append(message.attempt_id)
-            tracing.record(
-                "relay",
-                message.payload.get("traceparent"),
-                message.created_at,
-                {"octrain.job_id": message.payload["job_id"], "octrain.queue": message.queue},
-            )
     except BrokerUnavailable:
         log.warning("the broker took %d of %d messages", len(sent), len(due))
         raise

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from sqlalchemy import Integer, Row, cast, exists, func, select, update
+from sqlalchemy import Integer, Row, case, cast, exists, func, select, update
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import aliased
 
@@ -145,7 +145,9 @@ class ControllerRepository:
 
         Judged at the last time they were seen: what is not seen is not idle.
         """
-        limit = cast(Job.spec["limits"]["idle_gpu_timeout_seconds"].astext, Integer)
+        stored = Job.spec["limits"]["idle_gpu_timeout_seconds"].astext
+        # What is no number sets no limit: the cast would fail for every job.
+        limit = cast(case((stored.regexp_match("^[0-9]{1,9}$"), stored)), Integer)
         idle = GpuActivity.seen_at - GpuActivity.busy_at
         statement = (
             select(Attempt.job_id, Attempt.id)

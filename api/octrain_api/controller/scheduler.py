@@ -8,11 +8,12 @@ import logging
 import time
 from dataclasses import dataclass, field, replace
 
+from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from octrain_api.controller import preemption
+from octrain_api.controller import damaged, preemption
 from octrain_api.controller.figures import Figures
-from octrain_api.controller.placement import Need
+from octrain_api.controller.placement import UNREADABLE, Need
 from octrain_api.controller.plan import (
     DRAINED,
     NOT_HEARD,
@@ -31,7 +32,7 @@ from octrain_api.controller.queue import (
     Waiting,
 )
 from octrain_api.database import Database
-from octrain_api.jobs.placing import place_many
+from octrain_api.jobs.placing import Placed, place_many
 from octrain_api.jobs.views import OF_OWNER, THE_SCHEDULER
 from octrain_api.settings import ControllerSettings, QuotaSettings, SchedulerSettings
 from octrain_api.usage.service import PlacesLeft, UsageService
@@ -71,6 +72,8 @@ class Scheduler:
         self._registry = Registry()
         self._figures = Figures()
         self._held: dict[str, str] = {}
+        # Jobs that can neither be placed nor ended, for their rows are damaged.
+        self._hopeless: set[str] = set()
         # What was last said of each need, and when by this process's clock.
         self._said: dict[str, str] | None = None
         self._said_at = 0.0
@@ -91,7 +94,7 @@ class Scheduler:
         """
         async with self._database.snapshot() as session:
             queue = QueueRepository(session)
-            needs = {text: Need.parse(text) for text in await queue.needs()}
+            needs, unreadable = damaged.readable(await queue.needs())
             if not needs:
                 plan = None
             else:
@@ -103,7 +106,9 @@ class Scheduler:
                     for text, need in needs.items()
                 }
                 left = await UsageService(session, self._quotas).places_left()
-                heads = await queue.heads(sizes, left.full)
+                heads = await queue.heads(sizes, left.full, self._hopeless)
+        if unreadable:
+            await damaged.end_unreadable(self._database, unreadable)
         if plan is None:
             if self._said != {}:
                 async with self._database.transaction() as session:
@@ -116,13 +121,7 @@ class Scheduler:
                 texts[text] = plan.why_not(plan.effective(need))
         for owner in decisions.owners_full:
             texts[OF_OWNER + owner] = f"a running job of {owner} to end: no more may run at once"
-        placed = []
-        if decisions.choices or self._is_news(texts):
-            async with self._database.transaction() as session:
-                if decisions.choices:
-                    placed = await place_many(session, decisions.choices)
-                if self._is_news(texts):
-                    await self._say(session, texts)
+        placed, apart = await self._commit(decisions.choices, texts)
         waited = {job.id: job.waited for job in heads}
         self._figures.placed(len(placed), [waited[p.job_id] for p in placed if p.number == 1])
         await self._figures.write(self._database)
@@ -130,7 +129,35 @@ class Scheduler:
             log.info("placed %s attempt %d on %s", each.job_id, each.number, each.choice.node.name)
         if self._settings.preemption == "pause" and decisions.blocked and not decisions.full:
             self._held |= await preemption.make_room(self._database, plan, decisions.blocked)
-        return len(placed), decisions.full and bool(placed)
+        return len(placed), apart or (decisions.full and bool(placed))
+
+    async def _commit(
+        self, choices: list[Choice], texts: dict[str, str]
+    ) -> tuple[list[Placed], bool]:
+        """Place in one transaction, and say in it what the rest waits for, if that is news.
+
+        Where the whole fails for one job, each is placed by itself: those placed, and whether that
+        was so, and there may be room now for others.
+        """
+        if not choices and not self._is_news(texts):
+            return [], False
+        try:
+            async with self._database.transaction() as session:
+                placed = await place_many(session, choices) if choices else []
+                if self._is_news(texts):
+                    await self._say(session, texts)
+            return placed, False
+        except (OperationalError, InterfaceError, OSError):
+            raise
+        except Exception:
+            if not choices:
+                raise
+            log.exception("%d jobs cannot be placed together, trying one by one", len(choices))
+        placed, hopeless = await damaged.place_each(self._database, choices)
+        self._hopeless |= hopeless
+        # Said anew by the next tick, for the one before may have been rolled back.
+        self._said = None
+        return placed, True
 
     def _is_news(self, texts: dict[str, str]) -> bool:
         late = time.monotonic() - self._said_at >= self._settings.refresh
@@ -157,6 +184,9 @@ class Scheduler:
                 closed[node_id] = _CLOSED[state]
                 continue
             node = known[node_id]
+            if not node.readable:
+                closed[node_id] = UNREADABLE
+                continue
             rooms.append(Room(node, node.cpu_slots - cpu, len(node.gpus) - gpus))
         return Plan(rooms, closed, self._registry)
 

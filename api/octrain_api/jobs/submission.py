@@ -37,7 +37,8 @@ _STORE = f"""
                    SELECT FROM nodes AS node
                    WHERE node.engines -> asked.engine ->> 'ok' = 'true' AND (
                        asked.device IN ('cuda', 'auto') AND 'cuda' = ANY (node.device_kinds)
-                       AND jsonb_array_length(node.gpus) >= asked.ranks
+                       AND CASE jsonb_typeof(node.gpus) WHEN 'array'
+                           THEN jsonb_array_length(node.gpus) ELSE 0 END >= asked.ranks
                        OR asked.device IN ('cpu', 'auto') AND 'cpu' = ANY (node.device_kinds)
                        AND node.cpu_slots >= greatest(asked.ranks, 1))) AS is_refused
         FROM json_to_recordset(%(asked)s::json) AS asked(

@@ -187,6 +187,8 @@ def _rules() -> dict[tuple[Status, Status, Actor], Rule]:
     add((_S.QUEUED,), _S.STARTING, (_A.SCHEDULER,), Rule(_live_attempt, (_left_queue,)))
     add((_S.STARTING,), _S.QUEUED, (_A.SCHEDULER,), back)
     add(at_work, _S.PAUSING, (_A.SCHEDULER,), stop)
+    # What is stored of it is damaged: it can be placed nowhere.
+    add((_S.QUEUED,), _S.FAILED, (_A.SCHEDULER,), end)
     # A job's own limits.
     add((_S.QUEUED,), _S.FAILED, _BY_RECONCILER, end)
     add(at_work, _S.PAUSING, _BY_RECONCILER, stop)

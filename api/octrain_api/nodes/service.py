@@ -7,6 +7,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from fp8core.spec.outcomes import Reason
 from octrain_api.artifacts.leftovers import LeftoverRepository
 from octrain_api.attempts.repository import AttemptRepository
+from octrain_api.controller.placement import is_readable
 from octrain_api.ids import new_id
 from octrain_api.jobs import transitions
 from octrain_api.jobs.repository import JobRepository
@@ -191,6 +192,8 @@ class NodeService:
 
 
 def _node_object(node: Node, live: bool, attempts: list[Attempt]) -> NodeObject:
+    # One damaged row must not hide all the other nodes.
+    gpus, engines = (node.gpus, node.engines) if is_readable(node) else ([], {})
     return NodeObject(
         id=node.id,
         name=node.name,
@@ -201,9 +204,9 @@ def _node_object(node: Node, live: bool, attempts: list[Attempt]) -> NodeObject:
         device_kinds=node.device_kinds,
         cpu_slots=node.cpu_slots,
         cpu_slots_used=sum(attempt.cpu_slots for attempt in attempts),
-        gpus=node.gpus,
+        gpus=gpus,
         gpus_used=sorted(index for attempt in attempts for index in attempt.gpu_indices),
-        engines={name: EngineState(**state) for name, state in node.engines.items()},
+        engines={name: EngineState(**state) for name, state in engines.items()},
         roots=node.roots,
         private_roots=node.private_roots,
         artifact_url=node.artifact_url,

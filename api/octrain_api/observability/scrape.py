@@ -162,7 +162,10 @@ def _queue_families(rows: Sequence[Any]) -> list[Metric]:
     """Depth and age of the queue by what its jobs need: of a pinned one without its node."""
     depth: Counter[tuple[str, str, str]] = Counter()
     for text_of_need, count, _ in rows:
-        need = Need.parse(text_of_need)
+        try:
+            need = Need.parse(text_of_need)
+        except ValueError:
+            continue  # of a damaged row, whose job the scheduler ends
         depth[need.device, need.engine, _ranks(need.ranks)] += count
     oldest = max((age for _, _, age in rows), default=0.0)
     return [
