@@ -35,6 +35,7 @@ from octrain_api.keys.last_use import LastUse
 from octrain_api.keys.principals import Principals
 from octrain_api.listener import JobListener
 from octrain_api.logs.endpoints import router as logs
+from octrain_api.metrics.direct import DirectMetrics
 from octrain_api.metrics.endpoints import router as metrics
 from octrain_api.metrics.layouts import KnownLayouts
 from octrain_api.migrate import check_schema
@@ -134,6 +135,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         await record_refusal(database, request, status)
 
     # The last one is the outermost.
+    app.add_middleware(DirectMetrics, context=context)
     app.add_middleware(DirectRequests, context=context)
     app.add_middleware(ConditionalReads, holder=principals.known, tags=tags)
     app.add_middleware(JsonBodies)

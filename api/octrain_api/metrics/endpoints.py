@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from octrain_api.auth import Reader
+from octrain_api.auth import Principal, Reader
 from octrain_api.dependencies import Context, ContextDep
 from octrain_api.metrics.lookup import MetricLookup
 from octrain_api.metrics.reading import Line
@@ -32,7 +32,7 @@ _NAMES = "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; a
 Names = Annotated[list[str] | None, Query(max_length=10_000, description=_NAMES)]
 
 
-async def _ask(
+async def ask_of(
     name: Names = None,
     keys: Annotated[
         str | None, Query(max_length=65_536, description="the same, separated by commas")
@@ -60,17 +60,19 @@ async def _ask(
         ),
     ] = "step",
 ) -> Ask:
+    """What is asked of each job."""
     names = list(name or [])
     names += [key for key in (keys or "").split(",") if key]
     asked = names if name is not None or keys is not None else None
     return Ask(asked, attempt, from_step, to_step, max_points, form, x)
 
 
-AskDep = Annotated[Ask, Depends(_ask)]
+AskDep = Annotated[Ask, Depends(ask_of)]
 FormatQuery = Annotated[
     Format | None,
     Query(alias="format", description="without it what `Accept` names, or JSON"),
 ]
+Since = Annotated[int, Query(ge=0, le=MAX_STEP, description="the `cursor` of an earlier answer")]
 _TYPES: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {
@@ -88,12 +90,23 @@ async def read_metrics(
     context: ContextDep,
     principal: Reader,
     ask: AskDep,
-    since: Annotated[
-        int, Query(ge=0, le=MAX_STEP, description="the `cursor` of an earlier answer")
-    ] = 0,
+    since: Since = 0,
     wanted: FormatQuery = None,
 ) -> Response:
     """Series of the job. A step that a later attempt repeated is shown as the later one had it."""
+    return await series_of(request, context, principal, job_id, ask, since, wanted)
+
+
+async def series_of(
+    request: Request,
+    context: Context,
+    principal: Principal,
+    job_id: str,
+    ask: Ask,
+    since: int,
+    wanted: Format | None,
+) -> Response:
+    """The series of a job, for whoever has found out what is asked for."""
     async with _metrics(context) as metrics:
         (job,), lines = await metrics.lines([job_id], principal.visible_owner, {job_id: since}, ask)
     return await _respond(request, wanted, lines, ask, {"cursor": job.sequence})

@@ -39,11 +39,11 @@ FROM (
     WHERE id = ANY(%(jobs)s) AND deleted_at IS NULL AND owner = coalesce(%(owner)s, owner)
 ) AS job
 CROSS JOIN (
-    SELECT array_agg(ARRAY[array_position(%(jobs)s, job_id), id, attempt, layout_id, tier,
-                           first_seq, last_seq, first_step, last_step, rows, masked::int,
-                           raw::int]
-                     ORDER BY job_id, last_seq, abs(id))
-    FROM block
+    SELECT array_agg(id), array_agg(array_position(%(jobs)s, job_id)), array_agg(attempt),
+           array_agg(layout_id), array_agg(tier), array_agg(first_seq), array_agg(last_seq),
+           array_agg(first_step), array_agg(last_step), array_agg(rows), array_agg(masked),
+           array_agg(raw)
+    FROM (SELECT * FROM block ORDER BY job_id, last_seq, abs(id)) AS sorted
 ) AS blocks
 CROSS JOIN (
     SELECT array_agg(id), array_agg(digest) FROM metric_layouts
@@ -160,12 +160,6 @@ def _array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-def _block(jobs: Sequence[str], of: Sequence[int]) -> BlockFacts:
-    job, *numbers, masked, raw = of
-    made: Any = (numbers[0], jobs[job - 1], *numbers[1:], bool(masked), bool(raw))
-    return BlockFacts(*made)
-
-
 class MetricLookup:
     """Reads what is asked of it by one connection: a transaction of its own makes it one moment."""
 
@@ -202,13 +196,22 @@ class MetricLookup:
             last=_NO_STEP if to_step is None else to_step,
             **named,
         )
-        ids, sequences, blocks, layout_ids, digests, *series = [part or () for part in row]
+        arrays: list[Any] = [part or () for part in row]
+        ids, sequences = arrays[:2]
+        block_ids, block_jobs, *blocks = arrays[2:14]
+        layout_ids, digests, series_jobs, *series = arrays[14:]
         heads = [JobHead(*of) for of in zip(ids, sequences, strict=True)]
         return Facts(
             {head.id: head for head in heads},
-            [_block(jobs, of) for of in blocks],
+            [
+                BlockFacts(*of)
+                for of in zip(block_ids, [jobs[n - 1] for n in block_jobs], *blocks, strict=True)
+            ],
             await self._layouts_of(dict(zip(layout_ids, digests, strict=True))),
-            [SeriesFacts(jobs[job - 1], *of) for job, *of in zip(*series, strict=True)],
+            [
+                SeriesFacts(*of)
+                for of in zip([jobs[n - 1] for n in series_jobs], *series, strict=True)
+            ],
         )
 
     async def _layouts_of(self, digests: dict[int, bytes]) -> dict[int, Layout]:
