@@ -69,9 +69,10 @@ class HealthRecorder:
     in kernels only, so that of those tensors there are amax and scale alone, from the history.
     """
 
-    def __init__(self, scales: Scales, rules: Rules) -> None:
+    def __init__(self, scales: Scales, rules: Rules, device: torch.device) -> None:
         self._read_scales = scales
         self._rules = rules
+        self._device = device
         self._handles: list[Any] = []
         self._figures: CastFigures | None = None
         self._gemms: list[str] = []
@@ -91,8 +92,7 @@ class HealthRecorder:
         if self._figures is None or self._gemms != gemms:
             self._gemms = gemms
             names = [f"fp8/{gemm}/{tensor}" for gemm in gemms for tensor in self._rules]
-            device = next(next(iter(modules.values())).parameters()).device
-            self._figures = CastFigures(names, device)
+            self._figures = CastFigures(names, self._device)
         self._figures.clear()
         for name, module in modules.items():
             fused = hasattr(module, "layer_norm_weight")

@@ -116,7 +116,7 @@ class TransformerEngine:
         self._fused: dict[str, Any] = {}
         self._attentions: dict[str, Any] = {}
         self.fp8_attention = bool(getattr(recipe, "fp8_dpa", False))
-        self._health = HealthRecorder(self._scales, cast_rules(recipe))
+        self._health = HealthRecorder(self._scales, cast_rules(recipe), device)
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None

@@ -376,7 +376,7 @@ def test_recording_does_not_wait_for_a_gpu(tmp_path: Path) -> None:
         telemetry.record(0, {"a": value})
         assert telemetry.flush(30)
         torch.cuda.synchronize()
-        torch.cuda._sleep(2_000_000_000)  # cycles: about a second
+        torch.cuda._sleep(1 << 33)  # cycles: about five seconds, for a machine that is busy
         value += 1
         begun = torch.cuda.Event()
         begun.record()

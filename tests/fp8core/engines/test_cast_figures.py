@@ -125,7 +125,7 @@ def test_a_fused_module_shows_what_lies_outside_of_its_kernels() -> None:
         for gemm in (".up", ".down")
         for tensor in ("input", "weight", "grad_output")
     }
-    recorder = HealthRecorder(lambda: scales, cast_rules(TEDelayed()))
+    recorder = HealthRecorder(lambda: scales, cast_rules(TEDelayed()), torch.device("cpu"))
     recorder.record(True, {"mlp": module})
     recorder.before_forward()
     x = torch.randn(4, 16, requires_grad=True)
@@ -160,7 +160,7 @@ def test_a_recorded_pass_has_each_tensor_of_each_layer(layers: dict[str, nn.Modu
         for place, name in enumerate(layers)
         for tensor in ("input", "weight", "grad_output")
     }
-    recorder = HealthRecorder(lambda: scales, cast_rules(TEDelayed()))
+    recorder = HealthRecorder(lambda: scales, cast_rules(TEDelayed()), torch.device("cpu"))
     x = torch.randn(4, 16, requires_grad=True)
     recorder.record(True, layers)
     recorder.before_forward()
@@ -187,3 +187,28 @@ def test_a_recorded_pass_has_each_tensor_of_each_layer(layers: dict[str, nn.Modu
     assert found["fp8/second/weight/amax"] == float(weight.detach().abs().max())
     assert found["fp8/first/input/scale"] == 1.0
     assert found["fp8/second/weight/scale"] == 2.0
+
+
+class Projection(nn.Module):
+    """One whose weight is another module's Parameter, as those of torch's attention are."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x @ self.weight.T
+
+
+def test_a_layer_without_a_parameter_of_its_own_is_recorded() -> None:
+    packed = nn.Parameter(torch.randn(3 * 16, 16))
+    modules = {"q": Projection(packed[:16]), "v": Projection(packed[32:])}
+    recorder = HealthRecorder(dict, cast_rules(TECurrent(scaling="current")), torch.device("cpu"))
+    recorder.record(True, modules)
+    recorder.before_forward()
+    sum(module(torch.randn(4, 16)).sum() for module in modules.values()).backward()
+    read = recorder.read_later({})
+    assert read is not None
+    found = read()
+    assert len(found) == 2 * 3 * 4
+    assert found["fp8/v/weight/amax"] == float(packed[32:].detach().abs().max())

@@ -182,6 +182,24 @@ def test_the_gemms_of_a_fused_block_run_in_fp8() -> None:
     assert backward == 8 * LAYERS, kernels
 
 
+def test_interval_holds_the_scales_of_fused_blocks_while_histories_advance() -> None:
+    model, engine = make("Llama"), engine_for(interval=3, amax_compute_algo="most_recent")
+    convert(model, engine, Conversion())
+    states = []
+    for _ in range(7):
+        train(engine, model, 1)
+        states.append(engine.state_dict())
+    for direction in ("forward", "backward"):
+        names = [key for key in states[0] if key.endswith(f"/{direction}/scale")]
+        assert len(names) == 4 * LAYERS
+        for name in names:
+            scales = [state[name][0] for state in states]
+            changed = [i for i in range(1, 7) if not torch.equal(scales[i], scales[i - 1])]
+            assert changed == [3, 6], (name, scales)
+            newest = [state[name.replace("scale", "amax_history")][-1, 0] for state in states]
+            assert len({float(amax) for amax in newest}) > 4, (name, newest)
+
+
 def test_state_goes_out_and_comes_back_bit_for_bit() -> None:
     model, engine = make("Llama"), engine_for()
     convert(model, engine, Conversion())
