@@ -37,7 +37,14 @@ FOLDER = Path(__file__).resolve().parent
 SHAPES = ("60m", "125m", "350m", "1b", "3b", "8b")
 PROFILED = 3
 DEFAULT_ROWS = "floor,fused,fused_head,plain,bf16,accelerate"
-IN_BF16 = ("octrain_bf16", "bf16")
+IN_BF16 = (
+    "octrain_bf16",
+    "octrain_bf16_packed",
+    "octrain_bf16_plain",
+    "bf16",
+    "compiled",
+    "compiled_blocks",
+)
 FLOOR = "floor"
 
 

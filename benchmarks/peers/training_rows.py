@@ -202,6 +202,41 @@ def transformers_bf16(work: Work) -> Step:
     return step
 
 
+def compiled(work: Work, *, fp8: bool, by_blocks: bool) -> Step:
+    """transformers' model through torch.compile, its Linears torchao's where ``fp8``.
+
+    ``by_blocks``: each block by itself, which takes a fraction of the time to compile.
+    """
+    model = _transformers_model(work)
+    if fp8:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+        convert_to_float8_training(
+            model,
+            config=Float8LinearConfig.from_recipe_name("tensorwise"),
+            module_filter_fn=lambda module, name: "lm_head" not in name,
+        )
+    optimizer = _fused_adamw(model)
+    parameters = list(model.parameters())
+    if by_blocks:
+        for block in model.model.layers:
+            block.compile()
+    else:
+        model.compile()
+
+    def step(number: int) -> Tensor:
+        ids = _on_device(work.tokens[number - 1])
+        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "fp32"):
+            loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    return step
+
+
 def accelerate_te(work: Work) -> Step:
     """Accelerate's own way to Transformer Engine: ``mixed_precision="fp8"``."""
     from accelerate import Accelerator
@@ -307,13 +342,41 @@ ROWS: dict[str, tuple[str, Callable[[Work], Step]]] = {
         lambda work: octrain(work, fuse="none", packed=True),
     ),
     "octrain_bf16": (
-        "Octrain amp, bf16",
+        "Octrain amp, bf16, fused",
         lambda work: octrain(work, recipe={"engine": "amp", "dtype": "bf16"}),
+    ),
+    "octrain_bf16_packed": (
+        "Octrain amp, bf16, fused, 16 documents a row",
+        lambda work: octrain(work, recipe={"engine": "amp", "dtype": "bf16"}, packed=True),
+    ),
+    "octrain_bf16_plain": (
+        "Octrain amp, bf16, layer by layer",
+        lambda work: octrain(work, recipe={"engine": "amp", "dtype": "bf16"}, fuse="none"),
     ),
     "octrain_torchao": (
         "Octrain torchao, tensorwise",
         lambda work: octrain(work, recipe={"engine": "torchao"}),
     ),
+    "octrain_torchao_packed": (
+        "Octrain torchao, tensorwise, 16 documents a row",
+        lambda work: octrain(work, recipe={"engine": "torchao"}, packed=True),
+    ),
     "bf16": ("transformers bf16, SDPA", transformers_bf16),
+    "compiled": (
+        "transformers bf16, torch.compile",
+        lambda work: compiled(work, fp8=False, by_blocks=False),
+    ),
+    "compiled_blocks": (
+        "transformers bf16, torch.compile of each block",
+        lambda work: compiled(work, fp8=False, by_blocks=True),
+    ),
+    "torchao": (
+        "torchao tensorwise, torch.compile",
+        lambda work: compiled(work, fp8=True, by_blocks=False),
+    ),
+    "torchao_blocks": (
+        "torchao tensorwise, torch.compile of each block",
+        lambda work: compiled(work, fp8=True, by_blocks=True),
+    ),
     "accelerate": ("Accelerate fp8, Transformer Engine", accelerate_te),
 }

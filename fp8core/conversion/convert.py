@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fp8core.conversion.attention import ProjectedAttention, encoders_around
-from fp8core.conversion.decide import Decision, decide
+from fp8core.conversion.decide import Decision, decide, kept_apart
 from fp8core.conversion.find import Layer, as_linear, is_conv1d, is_meta
 from fp8core.conversion.replace import put_in_place, take_over
 from fp8core.conversion.report import ConversionReport, ConversionRow
@@ -52,13 +52,13 @@ def convert(
     report = ConversionReport(model=model, rows=[])
     try:
         decisions = decide(model, engine, conversion)
-        fused = _fuses(engine, conversion)
+        fused = _fuses(report, engine, conversion)
         if small_gemms is not None:
             report.small_gemms = keep_small_gemms(
                 model, decisions, small_gemms, fused=fused, apart=apart
             )
         if fused:
-            report.fusion = _fuse(model, engine, decisions, apart)
+            report.fusion = _fuse(report, engine, decisions, apart)
         for decision in decisions:
             report.rows.append(_apply(report, decision, engine))
         _require_fp8_attention(engine, report.fusion)
@@ -68,32 +68,46 @@ def convert(
     return report
 
 
-def _fuses(engine: Engine, conversion: Conversion) -> bool:
+def _fuses(report: ConversionReport, engine: Engine, conversion: Conversion) -> bool:
     from fp8core.fusion import FusingEngine  # it describes norms as this package does
 
     if conversion.fuse == "none" or not isinstance(engine, FusingEngine):
         return False
-    return engine.fusion_refusal() is None
+    return not _refused(report, engine.fusion_refusal())
+
+
+def _refused(report: ConversionReport, refusal: str | None) -> bool:
+    if refusal is not None:
+        report.others.append(ConversionRow("blocks", "fuse: auto", None, None, refusal))
+    return refusal is not None
 
 
 def _fuse(
-    model: nn.Module, engine: Any, decisions: list[Decision], apart: Mapping[str, str]
-) -> ModelFusion:
-    from fp8core.fusion import fuse
+    report: ConversionReport, engine: Any, decisions: list[Decision], apart: Mapping[str, str]
+) -> ModelFusion | None:
+    """In high precision where the engine converts nothing, or the small-GEMM rule lets it not."""
+    from fp8core.fusion import fuse, high_precision
 
-    kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
-    return fuse(model, engine.block_parts(), {**apart, **kept})
+    small = report.small_gemms is not None and bool(report.small_gemms.kept)
+    if small:
+        if _refused(report, high_precision.refusal(engine.device, engine.compute_dtype)):
+            return None
+        parts = high_precision.HighPrecisionParts(engine.compute_dtype)
+    else:
+        parts = engine.block_parts()
+    kept = kept_apart(decisions, plain=small or engine.fuses_what_it_keeps)
+    return fuse(report.model, parts, {**apart, **kept})
 
 
 def _apply(report: ConversionReport, decision: Decision, engine: Engine) -> ConversionRow:
     layer = decision.layer
     source = type(layer.module).__name__
-    if decision.reason is not None:
-        return ConversionRow(layer.name, source, None, None, decision.reason)
     if report.fusion is not None and layer.name in report.fusion.layers:
         half = report.fusion.layers[layer.name]
         kind = report.fusion.classes[layer.name]
-        return ConversionRow(layer.name, source, kind, half, None)
+        return ConversionRow(layer.name, source, kind, half, decision.reason)
+    if decision.reason is not None:
+        return ConversionRow(layer.name, source, None, None, decision.reason)
     if decision.norm is not None:
         replacement = engine.convert_norm(decision.norm, layer.name)
     else:

@@ -23,7 +23,7 @@ from fp8core.engines.protocol import NormDescription
 from fp8core.errors import SpecRefused
 from fp8core.spec import Conversion
 
-__all__ = ["Decision", "Refusals", "decide"]
+__all__ = ["Decision", "Refusals", "decide", "kept_apart"]
 
 
 class Refusals(Protocol):
@@ -36,11 +36,17 @@ class Refusals(Protocol):
 
 @dataclass
 class Decision:
-    """What to do with one layer: ``reason`` is why it is kept, None where it is converted."""
+    """What to do with one layer: ``reason`` is why it is kept, None where it is converted.
+
+    ``may_fuse``: whether it may be part of a fused block in high precision though it is kept. So it
+    may where the engine or the small-GEMM rule keeps it, which say how it is to compute, and not
+    where the spec or the model does, which say that it is to stay.
+    """
 
     layer: Layer
     reason: str | None
     norm: NormDescription | None = None
+    may_fuse: bool = False
 
 
 def decide(model: nn.Module, engine: Refusals, conversion: Conversion) -> list[Decision]:
@@ -65,9 +71,10 @@ def decide(model: nn.Module, engine: Refusals, conversion: Conversion) -> list[D
                 reason = None if head is None else f"{head}; conversion.output_head is false"
             if reason is None and id(layer.module) in sequence_level:
                 reason = "it sees one row per sequence, and FP8 GEMMs need a multiple of 16 rows"
-            if reason is None:
+            by_engine = reason is None
+            if by_engine:
                 reason = engine.linear_refusal(as_linear(layer))
-            decisions.append(Decision(layer, reason))
+            decisions.append(Decision(layer, reason, may_fuse=by_engine and reason is not None))
         elif reason is None:
             decisions.append(_decide_norm(layer, engine, conversion, elsewhere))
         else:
@@ -75,6 +82,18 @@ def decide(model: nn.Module, engine: Refusals, conversion: Conversion) -> list[D
     if conversion.keep_first_last:
         _keep_first_and_last(decisions)
     return decisions
+
+
+def kept_apart(decisions: Sequence[Decision], *, plain: bool) -> dict[str, str]:
+    """The layers that no fused block may hold, each with why.
+
+    ``plain``: whether blocks are fused in high precision.
+    """
+    return {
+        decision.layer.name: decision.reason
+        for decision in decisions
+        if decision.reason is not None and not (plain and decision.may_fuse)
+    }
 
 
 def _check_patterns(layers: Sequence[Layer], patterns: Sequence[str], pointer: str) -> None:
@@ -115,7 +134,7 @@ def _decide_norm(
     if not wanted:
         return Decision(layer, f"conversion.{norm.kind} is false")
     reason = engine.norm_refusal(norm)
-    return Decision(layer, reason, norm if reason is None else None)
+    return Decision(layer, reason, norm if reason is None else None, may_fuse=reason is not None)
 
 
 def _keep_first_and_last(decisions: list[Decision]) -> None:

@@ -21,7 +21,11 @@ _ATTENTION = "DotProductAttention"
 
 @dataclass(frozen=True)
 class ConversionRow:
-    """One Linear or norm: its name, its class before, and its class after or why it was kept."""
+    """One Linear or norm: its name, its class before, and its class after or why it was kept.
+
+    Both where it is part of a block that is fused in high precision. ``group``: the half of a fused
+    block that it is part of.
+    """
 
     name: str
     from_: str
@@ -89,7 +93,12 @@ class ConversionReport:
             item.name: item.replacement for item in self.replacements if not item.holds_layers
         }
         if self.fusion is not None:
-            layers |= {name: self.model.get_submodule(name) for name in self.fusion.layers}
+            kept = {row.name for row in self.kept}
+            layers |= {
+                name: self.model.get_submodule(name)
+                for name in self.fusion.layers
+                if name not in kept
+            }
         return layers
 
     @property

@@ -136,7 +136,7 @@ def keep_small_gemms(
     for decision in wanted:
         reason = found.kept.get(decision.layer.name)
         if reason is not None:
-            decision.reason, decision.norm = reason, None
+            decision.reason, decision.norm, decision.may_fuse = reason, None, True
             found.kept_linears += decision.layer.kind != "norm"
     return found
 

@@ -1,14 +1,15 @@
 """The amp engine: the baselines without FP8, through PyTorch's own mixed precision.
 
 ``bf16`` and ``fp16`` are autocast over the model as it is, ``fp32`` is the model as it is. Nothing
-is converted. fp16 scales the loss, and steps whose gradients overflow are skipped and counted.
+is converted; in bf16 on a GPU decoder blocks may be fused, in the same precision. fp16 scales the
+loss, and steps whose gradients overflow are skipped and counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,9 @@ from torch import Tensor, nn
 from fp8core.engines.protocol import TOKEN_MULTIPLE, AmaxSharing, NormDescription
 from fp8core.engines.state_check import check_state
 from fp8core.spec.recipe import AmpRecipe
+
+if TYPE_CHECKING:
+    from fp8core.fusion.parts import BlockParts
 
 __all__ = ["AmpEngine"]
 
@@ -28,6 +32,7 @@ class AmpEngine:
 
     name = "amp"
     token_multiple = TOKEN_MULTIPLE
+    fuses_what_it_keeps = True
 
     def __init__(self, recipe: AmpRecipe, device: torch.device) -> None:
         self.recipe = recipe
@@ -52,6 +57,17 @@ class AmpEngine:
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         raise TypeError(_REFUSAL)
+
+    def fusion_refusal(self) -> str | None:
+        """Why no block is fused on this device in this dtype, or None."""
+        from fp8core.fusion.high_precision import refusal
+
+        return refusal(self.device, self.compute_dtype)
+
+    def block_parts(self) -> BlockParts:
+        from fp8core.fusion.high_precision import HighPrecisionParts
+
+        return HighPrecisionParts(self.compute_dtype)
 
     def share_amaxes(self, ranks: AmaxSharing) -> None:
         """Nothing to do: there are no amaxes."""

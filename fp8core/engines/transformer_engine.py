@@ -98,6 +98,7 @@ class TransformerEngine:
     token_multiple = TOKEN_MULTIPLE
     compute_dtype = torch.bfloat16
     gradient_scaler = None
+    fuses_what_it_keeps = False
 
     def __init__(self, recipe: Any, device: torch.device) -> None:
         found = availability(recipe, device)

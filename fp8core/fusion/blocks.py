@@ -45,6 +45,10 @@ class FusedAttention:
         self._parts = parts
         self._angles = angles
         self.norm_qkv = parts.norm_linear(half.norm, linears, self.group)
+        if half.head_norms:
+            self.norm_query, self.norm_key = (
+                parts.head_norm(half, name) for name in ("q_norm", "k_norm")
+            )
         self.attend = parts.attention(half)
         self.output = parts.linear(half.o.module, half.o.name)
 
@@ -54,8 +58,7 @@ class FusedAttention:
         angles = self._angles.upto(sequences.length, x.device)
         if half.head_norms:
             query, key, value = split_heads(joined, half)
-            # Looked up at each call: these norms are layers of their own, which may be converted.
-            query, key = half.module.q_norm(query), half.module.k_norm(key)  # type: ignore[operator]
+            query, key = self.norm_query(query), self.norm_key(key)
             # Norms with fp32 weights give fp32, and attention takes one dtype.
             query, key = query.to(value.dtype), key.to(value.dtype)
             query = self._parts.rotate(query, angles, sequences)

@@ -1,8 +1,8 @@
 """Cross-entropy that never holds logits in fp32, nor a gradient of their size beside them.
 
 ``F.cross_entropy`` of bf16 logits makes an fp32 copy, its softmax and its gradient: for 8192 tokens
-and 128,000 classes 4 GB each. The fused kernel of Transformer Engine computes in fp32, a row at a
-time, and writes the gradient over the logits.
+and 128,000 classes 4 GB each. The fused kernel computes in fp32, a row at a time, and writes the
+gradient over the logits.
 """
 
 from __future__ import annotations
@@ -38,34 +38,25 @@ def plain_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def fused_cross_entropy(device: torch.device) -> SumOfCrossEntropies | str:
-    """Transformer Engine's, compared with PyTorch's before use; or why it cannot be had here."""
+    """In one kernel, compared with PyTorch's before use; or why it cannot be had here."""
     if device.type != "cuda":
         return "the fused cross-entropy runs on CUDA devices only"
-    if importlib.util.find_spec("transformer_engine") is None:
-        return "Transformer Engine is not installed"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed, in which its kernel is written"
     try:
-        fused = _transformer_engine()
-        difference = _difference(fused, device)
+        difference = _difference(_in_one_kernel, device)
     # Its kernels are compiled here for the first time, by whatever compiler there is.
     except Exception as error:
         return f"it fails: {' '.join(f'{type(error).__name__}: {error}'.split())[:300]}"
     if not difference <= _BOUND:
         return f"it differs from PyTorch's by {difference:.2g} (bound {_BOUND:g})"
-    return fused
+    return _in_one_kernel
 
 
-def _transformer_engine() -> SumOfCrossEntropies:
-    from transformer_engine.pytorch.cross_entropy import parallel_cross_entropy
+def _in_one_kernel(logits: Tensor, targets: Tensor) -> Tensor:
+    from fp8core.fusion.cross_entropy_kernel import sum_of_cross_entropies  # needs Triton
 
-    def fused(logits: Tensor, targets: Tensor) -> Tensor:
-        if logits.dtype not in (torch.bfloat16, torch.float32) or logits.dim() != 3:
-            return plain_cross_entropy(logits, targets)
-        losses: Tensor = parallel_cross_entropy(
-            logits.contiguous(), targets, ignore_idx=IGNORED, overwrite_input=True
-        )
-        return losses.sum()
-
-    return fused
+    return sum_of_cross_entropies(logits, targets, IGNORED)
 
 
 def _difference(fused: SumOfCrossEntropies, device: torch.device) -> float:

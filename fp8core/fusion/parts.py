@@ -26,6 +26,7 @@ __all__ = [
     "MLPHalf",
     "NamedLinear",
     "core_name",
+    "own_head_norm",
     "split_heads",
 ]
 
@@ -116,6 +117,10 @@ class BlockParts(Protocol):
         """``down(act(gate) * up)`` of the normalised input."""
         ...
 
+    def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
+        """The norm over each head that is the child ``name`` of the attention module."""
+        ...
+
     def attention(self, half: AttentionHalf) -> Attend:
         """Of q [B, T, heads, d], k and v [B, T, kv_heads, d]: the outputs [B, T, heads * d]."""
         ...
@@ -160,6 +165,12 @@ class FP8AttentionParts(Protocol):
 class FusingEngine(Protocol):
     """An engine that can fuse blocks."""
 
+    fuses_what_it_keeps: bool
+    """Whether a layer that the engine refuses to convert may be part of a fused block.
+
+    So it is where the parts compute in high precision as the layer does.
+    """
+
     def fusion_refusal(self) -> str | None:
         """Why it fuses no block under its recipe, or None."""
         ...
@@ -172,6 +183,11 @@ def split_heads(joined: Tensor, half: AttentionHalf) -> tuple[Tensor, Tensor, Te
     heads = joined.view(*joined.shape[:-1], half.heads + 2 * half.kv_heads, half.head_dim)
     query, key, value = torch.split(heads, [half.heads, half.kv_heads, half.kv_heads], dim=2)
     return query, key, value
+
+
+def own_head_norm(half: AttentionHalf, name: str) -> Kernel:
+    """The model's own module, looked up at each call: as a layer of its own it may be converted."""
+    return lambda heads: half.module.get_submodule(name)(heads)
 
 
 @dataclass

@@ -16,7 +16,14 @@ from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion.joined import join
-from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
+from fp8core.fusion.parts import (
+    Attend,
+    AttentionHalf,
+    Kernel,
+    MLPHalf,
+    own_head_norm,
+    split_heads,
+)
 from fp8core.fusion.sequences import Sequences
 
 __all__ = ["PlainParts"]
@@ -55,6 +62,9 @@ class PlainParts:
             return F.linear(active * up, half.down.module.weight)
 
         return kernel
+
+    def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
+        return own_head_norm(half, name)
 
     def attention(self, half: AttentionHalf) -> Attend:
         def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["split_rotated", "takes"]
+__all__ = ["rotated", "split_rotated", "takes"]
 
 _WARPS = 4
 
@@ -36,6 +36,42 @@ def split_rotated(
     found: tuple[Tensor, Tensor, Tensor] = _SplitRotated.apply(  # type: ignore[no-untyped-call]
         joined, cosines, sines, heads, kv_heads
     )
+    return found
+
+
+def rotated(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """``heads`` ``[B, T, heads, d]`` turned, contiguous; the rest as of `split_rotated`."""
+    found: Tensor = _Rotated.apply(heads, cosines, sines)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        ctx.save_for_backward(cosines, sines)
+        return _turned(heads.contiguous(), cosines, sines, backward=False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _turned(gradients[0].contiguous(), *ctx.saved_tensors, backward=True), None, None
+
+
+def _turned(heads: Tensor, cosines: Tensor, sines: Tensor, *, backward: bool) -> Tensor:
+    rows, length, count, head_dim = heads.shape
+    found = torch.empty_like(heads)
+    if rows * length:
+        _rotate[(rows * length,)](
+            heads,
+            found,
+            cosines,
+            sines,
+            cosines.shape[0],
+            COUNT=count,
+            PADDED=triton.next_power_of_2(count),
+            HALF=head_dim // 2,
+            BACKWARD=backward,
+            num_warps=_WARPS,
+        )
     return found
 
 
@@ -161,3 +197,25 @@ def _split(  # type: ignore[no-untyped-def]
         _turn(q_joined, q_apart, cosine, sine, HEADS, HEADS_PADDED, HALF)
         _turn(k_joined, k_apart, cosine, sine, KV_HEADS, KV_PADDED, HALF)
         _copy(v_joined, v_apart, KV_HEADS, KV_PADDED, 2 * HALF)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate(  # type: ignore[no-untyped-def]
+    heads,
+    found,
+    cosines,
+    sines,
+    angles,
+    COUNT: tl.constexpr,
+    PADDED: tl.constexpr,
+    HALF: tl.constexpr,
+    BACKWARD: tl.constexpr,
+):
+    token = tl.program_id(0).to(tl.int64)
+    angle = (token % angles) * HALF + tl.arange(0, HALF)
+    cosine = tl.load(cosines + angle)[None, :]
+    sine = tl.load(sines + angle)[None, :]
+    if BACKWARD:
+        sine = -sine
+    own = token * (COUNT * 2 * HALF)
+    _turn(heads + own, found + own, cosine, sine, COUNT, PADDED, HALF)

@@ -19,9 +19,17 @@ from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.fusion.joined import join
-from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
+from fp8core.fusion.parts import (
+    Attend,
+    AttentionHalf,
+    Kernel,
+    MLPHalf,
+    own_head_norm,
+    split_heads,
+)
 from fp8core.fusion.sequences import Sequences
 from fp8core.fusion.te_attention import TEAttention, fp8_refusal
+from fp8core.fusion.turns import Turns
 
 __all__ = ["FP8Attention", "TEParts"]
 
@@ -70,11 +78,10 @@ class TEParts:
         self._convert_linear = convert_linear
         self._casts = casts
         self._compute_dtype = compute_dtype
-        self._gathered: tuple[Sequences, int, Tensor] | None = None
-        self._known_turns: tuple[Tensor, Tensor, Tensor] | None = None
         self._fp8_attention = fp8_attention
         self._fp8_refusals: dict[Hashable, str | None] = {}
         self._attentions: dict[str, TEAttention] = {}
+        self._turns = Turns()
 
     def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
         assert norm.weight is not None
@@ -124,6 +131,9 @@ class TEParts:
         kernel: Kernel = layer
         return kernel
 
+    def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
+        return own_head_norm(half, name)
+
     def _finish(self, layer: Any, name: str, gemms: Mapping[str, list[Tensor]]) -> None:
         """``gemms``: what the name of each adds to ``name``, and the weights that it joins."""
         layer.__dict__["_weight_casts"] = self._casts
@@ -161,7 +171,7 @@ class TEParts:
         from fp8core.fusion.rotary_kernel import split_rotated, takes  # needs Triton
 
         if takes(joined, half.head_dim):
-            cosines, sines = self._turns(angles, sequences)
+            cosines, sines = self._turns.of(angles, sequences)
             return split_rotated(joined, cosines, sines, half.heads, half.kv_heads)
         query, key, value = split_heads(joined, half)
         query, key = (self.rotate(part, angles, sequences) for part in (query, key))
@@ -177,29 +187,11 @@ class TEParts:
         # for every token of the longest row in each of the sequences, of which there are many.
         row: Tensor = self._rotate(
             heads.flatten(0, 1)[None],
-            self._of_tokens(angles, sequences)[:, None, None, :],
+            self._turns.of_tokens(angles, sequences)[:, None, None, :],
             tensor_format="bshd",
             fused=True,
         )
         return row.view(heads.shape)
-
-    def _of_tokens(self, angles: Tensor, sequences: Sequences) -> Tensor:
-        """``angles`` [B * T, d] at each token's place in its sequence; made once a micro-batch."""
-        of, table, gathered = self._gathered or (None, 0, angles)
-        if of is not sequences or table != angles.data_ptr():
-            gathered = angles[sequences.positions(angles.device).flatten()]
-            self._gathered = sequences, angles.data_ptr(), gathered
-        return gathered
-
-    def _turns(self, angles: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-        """cos and sin [N, d / 2] of each token: of a row's, or of all where they lie packed."""
-        of = angles if sequences.bounds is None else self._of_tokens(angles, sequences)
-        known = self._known_turns
-        if known is None or known[0].data_ptr() != of.data_ptr() or known[0].shape != of.shape:
-            half = of[:, : of.shape[1] // 2]
-            # The angles are held too, so that no others can come to lie where they do.
-            known = self._known_turns = of, half.cos(), half.sin()
-        return known[1], known[2]
 
     def forget(self, names: Iterable[str]) -> None:
         self._forget(names)

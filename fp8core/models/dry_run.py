@@ -68,7 +68,7 @@ def dry_run(
     compute = _DTYPES[getattr(spec.recipe, "dtype", "bf16")]
     with_adapter = [module for module in model.modules() if id(module) in adapted]
     for block in fusion.blocks:
-        block.layer.forward = fused_forward(block, spec, compute)
+        block.layer.forward = fused_forward(block, spec, compute, plain=fusion.plain)
     for decision in decisions:
         module = decision.layer.module
         if decision.reason is None and decision.layer.kind != "projection":  # runs as it is

@@ -142,7 +142,7 @@ def _kept(
     share = recomputed / max(1, len(blocks))
     formula = _activations(model, converted, spec, tokens) + _weight_copies(model, converted, spec)
     width = _head_width(model)
-    head = _head_gradient(model, converted, spec, frozen=bool(adapted)) if fusion.blocks else None
+    head = _head_gradient(model, converted, spec, frozen=bool(adapted)) if fusion.loss else None
     try:
         run = dry_run(model, decisions, blocks, spec, adapted, fusion)
     # Anything may fail in foreign code on tensors without values; the formula is there for that.

@@ -117,14 +117,12 @@ def plan(
         sequence_length=training.sequence_length,
         override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
     )
-    fusion = planned_fusion(model, decisions, spec, apart)
+    fusion = planned_fusion(model, decisions, spec, apart, small=bool(small_gemms.kept))
     parameters = _parameters(model)
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
-    # A model that stays in bf16 would have been fused, had it not.
-    fused = bool(fusion.blocks) or (bool(small_gemms.kept) and fusion_refusal(spec) is None)
-    measured = measured_speeds(spec, parameters["total"], card, fused=fused)
+    measured = measured_speeds(spec, parameters["total"], card, fused=bool(fusion.blocks))
     # Last: the model is of no use after it.
     estimate = estimate_memory(
         model,

@@ -2,7 +2,8 @@
 
 Blocks are recognised as `fp8core.fusion.fuse` does; its proof on numbers needs the GPU and cannot
 be had here. What a fused block keeps for its backward pass is that of Transformer Engine's modules
-(``LayerNormLinear``, ``DotProductAttention``, ``Linear``, ``LayerNormMLP``, as of 2.20).
+(``LayerNormLinear``, ``DotProductAttention``, ``Linear``, ``LayerNormMLP``, as of 2.20), or of
+`fp8core.fusion.high_precision`.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.conversion import Decision
+from fp8core.conversion.decide import kept_apart
 from fp8core.fusion.parts import Halves
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
 from fp8core.models.weight_copies import weight_copies
-from fp8core.spec import JobSpec
+from fp8core.spec import AmpRecipe, JobSpec
 
 __all__ = [
     "NOTHING_FUSED",
@@ -53,6 +55,9 @@ class PlannedFusion:
     found: int = 0
     reasons: tuple[str, ...] = ()
     """Why a block, or half of it, would not be; the same reason may stand here often."""
+    plain: bool = False
+    """Whether they would be in high precision."""
+    loss: bool = False
 
     @property
     def whole(self) -> bool:
@@ -70,7 +75,7 @@ class PlannedFusion:
             "blocks": self.found,
             "fused": whole,
             "fused_in_part": len(self.blocks) - whole,
-            "loss": bool(self.blocks),
+            "loss": self.loss,
             "not_because": dict(Counter(self.reasons).most_common()),
         }
 
@@ -79,16 +84,23 @@ NOTHING_FUSED = PlannedFusion()
 
 
 def planned_fusion(
-    model: nn.Module, decisions: Sequence[Decision], spec: JobSpec, apart: Mapping[str, str]
+    model: nn.Module,
+    decisions: Sequence[Decision],
+    spec: JobSpec,
+    apart: Mapping[str, str],
+    *,
+    small: bool = False,
 ) -> PlannedFusion:
     """``decisions``: of the layers' conversion, not yet done; ``apart``: layers that must stay
-    layers of their own, each with why."""
+    layers of their own, each with why; ``small``: whether the small-GEMM rule keeps the model in
+    bf16."""
     candidates = list(find_blocks(model))
-    refusal = fusion_refusal(spec)
+    refusal, loss = fusion_refusal(spec), _fuses_loss(spec)
     if refusal is not None or not candidates:
         none = "the model has no blocks of attention and an MLP"
-        return PlannedFusion((), len(candidates), (refusal or none,))
-    kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
+        return PlannedFusion((), len(candidates), (refusal or none,), loss=loss)
+    plain = small or spec.recipe.engine == "amp"
+    kept = kept_apart(decisions, plain=plain)
     wrong = _wrong_rotation(model)
     blocks, reasons = [], []
     for name, layer in candidates:
@@ -101,13 +113,25 @@ def planned_fusion(
         reasons += [reason.replace(f"{name}.", "") for reason in halves.reasons]
         if halves.attention is not None or halves.mlp is not None:
             blocks.append(PlannedBlock(layer, halves))
-    return PlannedFusion(tuple(blocks), len(candidates), tuple(reasons))
+    return PlannedFusion(tuple(blocks), len(candidates), tuple(reasons), plain, loss)
+
+
+def _fuses_loss(spec: JobSpec) -> bool:
+    """On a GPU and in bf16 whatever becomes of the blocks."""
+    in_bf16 = getattr(spec.recipe, "dtype", "bf16") == "bf16"
+    return spec.conversion.fuse == "auto" and in_bf16 and spec.resources.device != "cpu"
 
 
 def fusion_refusal(spec: JobSpec) -> str | None:
     """Why no block of any model would be fused under ``spec``, or None."""
     if spec.conversion.fuse == "none":
         return "conversion.fuse is none"
+    if isinstance(spec.recipe, AmpRecipe):
+        if spec.resources.device == "cpu":
+            return "blocks are fused without FP8 on CUDA devices only"
+        if spec.recipe.dtype != "bf16":
+            return f"blocks are fused without FP8 in bf16 only, and this is {spec.recipe.dtype}"
+        return None
     if spec.recipe.engine != "te":
         return f"the engine {spec.recipe.engine} has no fused blocks"
     if any(getattr(spec.recipe, "override_linear_precision", ())):
@@ -129,7 +153,7 @@ def _wrong_rotation(model: Any) -> str | None:
 
 
 def fused_forward(
-    block: PlannedBlock, spec: JobSpec, compute: torch.dtype
+    block: PlannedBlock, spec: JobSpec, compute: torch.dtype, *, plain: bool
 ) -> Callable[..., Tensor]:
     """What to run in the place of ``block.layer.forward`` on tensors without storage."""
     layer: Any = block.layer
@@ -137,15 +161,20 @@ def fused_forward(
     # the column-wise one beside it, and the others transpose it in the backward pass.
     by_blocks = getattr(spec.recipe, "scaling", "delayed") not in ("delayed", "current")
     copies = weight_copies(spec)
+    if plain:
+        # Autocast's, in bytes, where weights are stored in another dtype.
+        weight = next(layer.parameters())
+        copies = 0 if weight.dtype == compute else compute.itemsize
 
     def forward(hidden: Tensor, *args: Any, **options: Any) -> Tensor:
         attention, mlp = layer.self_attn, layer.mlp
         if block.halves.attention is not None:
             projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
             weights = [projection.weight for projection in projections]
-            added = _Fused.apply(
-                hidden.to(compute), _attention_keeps(block.halves), copies, *weights
-            )
+            keeps = _attention_keeps(block.halves, plain)
+            # Kernels without FP8 read their input in whatever dtype it has.
+            x = hidden if plain else hidden.to(compute)
+            added = _Fused.apply(x, keeps, copies, compute, *weights)
         else:
             attended = attention(hidden_states=layer.input_layernorm(hidden), **options)
             added = attended[0] if isinstance(attended, tuple) else attended
@@ -154,8 +183,9 @@ def fused_forward(
             output: Tensor = hidden + mlp(layer.post_attention_layernorm(hidden))
             return output
         weights = [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
-        keeps = _mlp_keeps(weights[0].shape[0], hidden.shape[-1], by_blocks)
-        return hidden + _Fused.apply(hidden.to(compute), keeps, copies, *weights)
+        keeps = _mlp_keeps(weights[0].shape[0], hidden.shape[-1], by_blocks, plain)
+        x = hidden if plain else hidden.to(compute)
+        return hidden + _Fused.apply(x, keeps, copies, compute, *weights)
 
     return forward
 
@@ -168,7 +198,7 @@ class _Keeps:
     if_trained: tuple[tuple[int, torch.dtype | None], ...]
 
 
-def _attention_keeps(halves: Halves) -> _Keeps:
+def _attention_keeps(halves: Halves, plain: bool) -> _Keeps:
     half = halves.attention
     assert half is not None
     width, kv_width = half.heads * half.head_dim, half.kv_heads * half.head_dim
@@ -182,26 +212,33 @@ def _attention_keeps(halves: Halves) -> _Keeps:
     ]
     if half.head_norms:
         always += [(width, None), (kv_width, None)]  # the inputs of q_norm and k_norm
+    if plain:
+        # The second GEMM's input is attention's output itself.
+        return _Keeps(tuple(always), ((half.q.module.in_features, None),))
     # The inputs of the two GEMMs, column-wise.
     return _Keeps(tuple(always), ((half.q.module.in_features, _FP8), (width, _FP8)))
 
 
-def _mlp_keeps(inner: int, hidden: int, by_blocks: bool) -> _Keeps:
+def _mlp_keeps(inner: int, hidden: int, by_blocks: bool, plain: bool) -> _Keeps:
     always = ((1, _FP32), (2 * inner, None))  # gate and up, before the activation
+    if plain:
+        return _Keeps(always, ((hidden, None), (inner, None)))
     # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.
     product = 2 * inner if by_blocks else inner
     return _Keeps(always, ((2 * hidden, _FP8), (product, _FP8)))
 
 
 class _Fused(torch.autograd.Function):
-    """One half: keeps its input, what `_Keeps` says, and ``copies`` of its weights in FP8."""
+    """One half: keeps its input, what `_Keeps` says, and ``copies`` bytes an element of weights."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, keeps: _Keeps, copies: int, *weights: Tensor) -> Tensor:
-        trained = any(ctx.needs_input_grad[3:])
+    def forward(
+        ctx: Any, x: Tensor, keeps: _Keeps, copies: int, compute: torch.dtype, *weights: Tensor
+    ) -> Tensor:
+        trained = any(ctx.needs_input_grad[4:])
         counts = keeps.always + (keeps.if_trained if trained else ())
         tokens = x.shape[:-1]
-        made = [x.new_empty(*tokens, count, dtype=dtype or x.dtype) for count, dtype in counts]
+        made = [x.new_empty(*tokens, count, dtype=dtype or compute) for count, dtype in counts]
         made += [x.new_empty(copies, *weight.shape, dtype=_FP8) for weight in weights]
         ctx.save_for_backward(x, *made)
-        return torch.empty_like(x)
+        return torch.empty_like(x, dtype=compute)

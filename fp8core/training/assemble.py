@@ -13,7 +13,6 @@ from fp8core.conversion.report import ConversionRow
 from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.durable import write_json
 from fp8core.engines.protocol import Engine
-from fp8core.fusion import BlockRow, ModelFusion
 from fp8core.fusion.cross_entropy import fused_cross_entropy
 from fp8core.fusion.documents import attend_by_documents
 from fp8core.models import LoadedModel
@@ -84,8 +83,8 @@ def assemble(
         engine.share_amaxes(world)
     engine.prepare(model)
     task = create_task(spec.task, class_count=class_count)
-    if conversion.fusion is not None:
-        _fuse_loss(task, conversion.fusion, engine)
+    if spec.conversion.fuse == "auto":
+        _fuse_loss(task, conversion, engine)
     if spec.task == "causal_lm" and engine.device.type == "cuda":
         _mask_less_attention(conversion, engine)
     learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
@@ -128,17 +127,16 @@ def _mask_less_attention(conversion: ConversionReport, engine: Engine) -> None:
     conversion.others.append(ConversionRow("attention", "sdpa", to, None, reason))
 
 
-def _fuse_loss(task: Task, fusion: ModelFusion, engine: Engine) -> None:
-    if not fusion.blocks:
+def _fuse_loss(task: Task, conversion: ConversionReport, engine: Engine) -> None:
+    """Whatever becomes of the blocks. In bf16: other formats are there to compare with."""
+    if engine.device.type != "cuda" or engine.compute_dtype != torch.bfloat16:
         return
     found = fused_cross_entropy(engine.device)
-    reason = None
-    if isinstance(found, str):
-        reason = found
-    else:
+    reason = found if isinstance(found, str) else None
+    if not isinstance(found, str):
         task.cross_entropy = found
-    fused = () if reason else ("loss",)
-    fusion.rows.append(BlockRow("loss", "CrossEntropy", fused, reason))
+    to = None if reason else "FusedCrossEntropy"
+    conversion.others.append(ConversionRow("loss", "CrossEntropy", to, None, reason))
 
 
 def _optimizer(spec: JobSpec, model: torch.nn.Module) -> AdamW:

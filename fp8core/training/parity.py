@@ -64,7 +64,9 @@ def reference_losses(
         return list(stored)
     telemetry.phase("reference")
     recipe = AmpRecipe(engine="amp", dtype=parity.dtype)
-    plain = spec.model_copy(update={"recipe": recipe})
+    # The model as it is: the same fused kernels on both sides could be wrong on both.
+    unfused = spec.conversion.model_copy(update={"fuse": "none"})
+    plain = spec.model_copy(update={"recipe": recipe, "conversion": unfused})
     try:
         losses = _train(
             plain, parity.steps, workdir, telemetry, stop, places=places, device=device, world=world

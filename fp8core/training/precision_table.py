@@ -1,9 +1,10 @@
 """``precision.json``: the precision table of the method, measured on the running job.
 
 The rows are those of the table by which mixed-precision training is described: GEMM compute,
-communication, weights, master weights, weight gradients, optimizer states. Nothing is read from the
-spec. Operands are seen as the model's own GEMMs take them, in one small micro-batch before the
-first step, whose traces are removed again; the rest is counted tensor by tensor in that step.
+communication, weights, master weights, weight gradients, optimizer states; and what attention
+multiplies in. Nothing is read from the spec. Operands are seen as the model's own GEMMs and
+attention take them, in one small micro-batch before the first step, whose traces are removed again;
+the rest is counted tensor by tensor in that step.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fp8core.conversion import ConversionReport
 from fp8core.conversion.find import is_conv1d
 from fp8core.data.batch import TOKEN_MULTIPLE, Batch
 from fp8core.durable import write_json
+from fp8core.engines.attention_watch import AttentionWatch
 from fp8core.engines.gemm_watch import GEMMS, GemmWatch, format_of
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.forward import logits_of
@@ -45,6 +47,7 @@ class PrecisionTable:
         self._conversion = conversion
         self._telemetry = telemetry
         self._gemms: list[dict[str, Any]] | None = None
+        self._attention: list[dict[str, Any]] | None = None
         self._gradients: dict[str, Any] | None = None
         self._due = True
 
@@ -82,6 +85,7 @@ class PrecisionTable:
             "engine": learner.engine.name,
             "rows": {
                 "gemm_compute": {"layers": self._gemms},
+                "attention_compute": {"passes": self._attention},
                 "communication": _communication(learner),
                 "weights": _counted(learner.model.parameters()),
                 "master_weights": _counted(masters.values()),
@@ -107,6 +111,7 @@ class PrecisionTable:
             torch.random.fork_rng(devices=devices),
             torch.compiler.set_stance("force_eager"),
             GemmWatch(modules, small.input_ids.shape, together) as watch,
+            AttentionWatch() as attention,
         ):
             there = small.to(engine.device)
             with engine.training_context():
@@ -116,6 +121,7 @@ class PrecisionTable:
             engine.after_backward()
         learner.drop_gradients()
         engine.load_state_dict(state)
+        self._attention = _passes(attention)
         return _by_kind(layers, watch, self._conversion)
 
 
@@ -184,6 +190,7 @@ def _by_kind(
     """One entry for layers of the same class that saw the same formats."""
     converted = {id(item.replacement) for item in conversion.replacements}
     fused = {} if conversion.fusion is None else conversion.fusion.classes
+    kept = {row.name for row in conversion.kept}
     groups: dict[tuple[Any, ...], list[str]] = defaultdict(list)
     for name, seen in watch.seen.items():
         formats = tuple(
@@ -191,7 +198,7 @@ def _by_kind(
         )
         module = layers[name]
         kind = fused.get(name, type(module).__name__)
-        is_converted = name in fused or id(module) in converted
+        is_converted = (name in fused and name not in kept) or id(module) in converted
         adapter = any(part.startswith("lora_") for part in name.split("."))
         groups[kind, is_converted, adapter, formats].append(name)
     return [
@@ -204,6 +211,19 @@ def _by_kind(
             "gemms": [_gemm(gemm, pair) for gemm, pair in formats],
         }
         for (kind, is_converted, adapter, formats), names in groups.items()
+    ]
+
+
+def _passes(attention: AttentionWatch) -> list[dict[str, Any]]:
+    """One entry for each pass of attention and each format that it multiplied in."""
+    return [
+        {
+            "pass": direction,
+            "format": name,
+            "bytes_per_element": _BYTES.get(name),
+            "calls": calls,
+        }
+        for (direction, name), calls in sorted(attention.seen.items(), reverse=True)
     ]
 
 

@@ -22,6 +22,8 @@ from tests.fp8core.fusion.families import batches, make
 class FusingEngine(PlainEngine):
     """An engine of PyTorch's own operations that fuses blocks in them."""
 
+    fuses_what_it_keeps = False
+
     def fusion_refusal(self) -> str | None:
         return None
 

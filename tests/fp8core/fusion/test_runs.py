@@ -55,6 +55,8 @@ class FusingAmp(AmpEngine):
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         return PlainNorm(norm)
 
+    fuses_what_it_keeps = False
+
     def fusion_refusal(self) -> str | None:
         return None
 

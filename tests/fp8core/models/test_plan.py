@@ -83,8 +83,8 @@ def test_states_of_8_bits_are_counted_with_their_exponents(make_spec, llama_conf
 
 MEASURED = {
     # Peak GiB of a step of the Llama-3.2-3B shape, 2 x 4096 tokens, on an H200, without a mask.
-    "bf16 throughout": ({"engine": "amp"}, "throughput", {}, 58.0),
-    "fp32 under bf16 autocast": ({"engine": "amp"}, "method", {}, 88.6),
+    "bf16 throughout": ({"engine": "amp"}, "throughput", {"fuse": "none"}, 58.0),
+    "fp32 under bf16 autocast": ({"engine": "amp"}, "method", {"fuse": "none"}, 88.6),
     "te delayed, bf16 stored, head in FP8": ({}, "throughput", {"output_head": True}, 43.3),
 }
 
@@ -165,7 +165,43 @@ def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
         "self_attn.q_proj is kept: an adapter goes beside it": 2
     }
     override = {**te, "override_linear_precision": [False, False, True]}
-    assert not plan(make_spec(llama_config, recipe=override)).fusion["loss"]
+    assert plan(make_spec(llama_config, recipe=override)).fusion["fused"] == 0
+
+
+def test_bf16_is_fused_on_a_gpu_and_the_loss_whatever_becomes_of_the_blocks(
+    make_spec, llama_config
+):
+    def fusion(**recipe):
+        return plan(make_spec(llama_config, recipe=recipe)).fusion
+
+    assert fusion(engine="amp")["fused"] == 2
+    fp16 = fusion(engine="amp", dtype="fp16")
+    assert (fp16["fused"], fp16["loss"]) == (0, False)
+    assert fp16["not_because"] == {"blocks are fused without FP8 in bf16 only, and this is fp16": 1}
+    torchao = fusion(engine="torchao")
+    assert (torchao["fused"], torchao["loss"]) == (0, True)
+    on_cpu = plan(make_spec(llama_config, recipe={"engine": "amp"}, resources={"device": "cpu"}))
+    assert (on_cpu.fusion["fused"], on_cpu.fusion["loss"]) == (0, False)
+
+
+def test_what_a_block_fused_in_bf16_keeps(make_spec, llama_config):
+    kept = {}
+    for fuse in ("auto", "none"):
+        training = {"precision": "throughput", "batch_size": 1, "sequence_length": 128}
+        spec = make_spec(
+            llama_config, recipe={"engine": "amp"}, training=training, conversion={"fuse": fuse}
+        )
+        kept[fuse] = plan(spec).memory["activations"]
+    # Bytes a token of a block: inputs of the halves, the inputs of the q, k, v and of the gate and
+    # up GEMMs, q, k, v, attention's output, gate and up and their product in bf16; fp32 reciprocal
+    # deviations and softmax statistics.
+    attention = 2 * 64 + 2 * 64 + 2 * (64 + 32 + 32 + 64) + 4 * (1 + 4)
+    mlp = 2 * 64 + 2 * 64 + 4 + 2 * 2 * 160 + 2 * 160
+    # Around: as where blocks are fused in FP8, but for the last norm, which is the model's own and
+    # keeps its input in fp32 and the deviations too.
+    around = 128 * (2 * 64 + 4 * 64 + 4 + 2 * 64 + 2 * 272 + 8) + 2 * 64 * 272
+    assert kept["auto"] == pytest.approx(2 * 128 * (attention + mlp) + around, rel=0.01)
+    assert kept["auto"] < 0.8 * kept["none"]
 
 
 @pytest.mark.parametrize("experts", [0, 8])

@@ -1,0 +1,184 @@
+"""The parts of a fused block without FP8: PyTorch's GEMMs and attention, with kernels of our own.
+
+What is fused is everything between the GEMMs, each in one pass over memory: norms, the split and
+rotation of q, k and v, the gated activation. The weights of q, k and v are one GEMM, and so are
+those of gate and up. They need Triton, which comes with PyTorch for CUDA, and nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fp8core.conversion.norms import describe_norm
+from fp8core.engines.protocol import NormDescription
+from fp8core.fusion.flash import flash_attention, takes
+from fp8core.fusion.joined import join
+from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
+from fp8core.fusion.sequences import Sequences
+from fp8core.fusion.turns import Turns
+
+__all__ = ["HighPrecisionParts", "refusal"]
+
+_KERNELS = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+"""Of whole rows, the fastest first."""
+
+
+def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why no block is fused on ``device`` that computes in ``dtype``, or None."""
+    if device.type != "cuda":
+        return "blocks are fused without FP8 on CUDA devices only"
+    if dtype != torch.bfloat16:
+        named = str(dtype).removeprefix("torch.")
+        return f"blocks are fused without FP8 in bfloat16 only, and this computes in {named}"
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed, in which the kernels of fused blocks are written"
+    return None
+
+
+class HighPrecisionParts:
+    """`BlockParts` that compute in ``dtype``, under autocast, on a CUDA device."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "norm_linear": "NormLinear",
+        "linear": "Linear",
+        "norm_mlp": "NormMLP",
+    }
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._turns = Turns()
+
+    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+        return NormLinear(norm, linears, self._dtype)
+
+    def linear(self, linear: nn.Linear, name: str) -> Kernel:
+        return linear
+
+    def norm_mlp(self, half: MLPHalf) -> Kernel:
+        return NormMLP(half, self._dtype)
+
+    def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
+        norm = describe_norm(half.module.get_submodule(name))
+        if isinstance(norm, str):
+            raise TypeError(norm)
+        _raise_unless_taken(norm)
+        return lambda heads: _norm(heads, norm, self._dtype)
+
+    def attention(self, half: AttentionHalf) -> Attend:
+        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+            window = half.window
+            if window is not None and window >= sequences.length:
+                window = None
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+            if sequences.bounds is None and window is None:
+                with sdpa_kernel(_KERNELS, set_priority=True):
+                    output = F.scaled_dot_product_attention(
+                        query,
+                        key,
+                        value,
+                        is_causal=True,
+                        scale=half.scale,
+                        enable_gqa=half.heads != half.kv_heads,
+                    )
+                return output.transpose(1, 2).flatten(2)
+            if not takes(query, key, value):
+                raise ValueError(f"no kernel takes heads of {half.head_dim} elements by documents")
+            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
+            output = flash_attention(query, key, value, sequences, scale=half.scale, window=window)
+            return output.flatten(2)
+
+        return attend
+
+    def split_rotated(
+        self, joined: Tensor, half: AttentionHalf, angles: Tensor, sequences: Sequences
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        from fp8core.fusion.rotary_kernel import split_rotated, takes  # needs Triton
+
+        if takes(joined, half.head_dim):
+            cosines, sines = self._turns.of(angles, sequences)
+            return split_rotated(joined, cosines, sines, half.heads, half.kv_heads)
+        query, key, value = split_heads(joined, half)
+        query, key = (self.rotate(part, angles, sequences) for part in (query, key))
+        return query, key, value
+
+    def rotate(self, heads: Tensor, angles: Tensor, sequences: Sequences) -> Tensor:
+        from fp8core.fusion.rotary_kernel import rotated, takes  # needs Triton
+
+        cosines, sines = self._turns.of(angles, sequences)
+        if takes(heads, heads.shape[-1]):
+            return rotated(heads, cosines, sines)
+        # The kernel takes widths of powers of two alone.
+        by_angle = heads.float().reshape(-1, len(cosines), *heads.shape[2:])
+        first, second = by_angle.chunk(2, dim=-1)
+        cosine, sine = cosines[:, None, :], sines[:, None, :]
+        turned = torch.cat((first * cosine - second * sine, second * cosine + first * sine), -1)
+        return turned.view(heads.shape).to(heads.dtype)
+
+    def forget(self, names: Iterable[str]) -> None:
+        """Nothing is kept of them."""
+
+    def high_precision(self) -> AbstractContextManager[object]:
+        return torch.autocast("cuda", dtype=self._dtype)
+
+
+class NormLinear(nn.Module):
+    """Several Linears of one normalised input, as one GEMM."""
+
+    def __init__(
+        self, norm: NormDescription, linears: Sequence[nn.Linear], dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        _raise_unless_taken(norm)
+        # In a tuple, so that they are not modules of this one: the model has them.
+        self._linears = tuple(linears)
+        self._norm, self._dtype = norm, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = None
+        if self._linears[0].bias is not None:
+            bias = join([linear.bias for linear in self._linears])
+        weight = join([linear.weight for linear in self._linears])
+        return F.linear(_norm(x, self._norm, self._dtype), weight, bias)
+
+
+class NormMLP(nn.Module):
+    """A gated MLP of a normalised input, in two GEMMs."""
+
+    def __init__(self, half: MLPHalf, dtype: torch.dtype) -> None:
+        super().__init__()
+        _raise_unless_taken(half.norm)
+        self._half, self._dtype = half, dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        from fp8core.fusion.gated_kernel import gated  # needs Triton
+
+        half = self._half
+        weight = join([half.gate.module.weight, half.up.module.weight])
+        joined = F.linear(_norm(x, half.norm, self._dtype), weight)
+        return F.linear(gated(joined, half.activation), half.down.module.weight)
+
+
+def _norm(x: Tensor, norm: NormDescription, dtype: torch.dtype) -> Tensor:
+    from fp8core.fusion.norm_kernel import normalised  # needs Triton
+
+    return normalised(x, norm, dtype)
+
+
+def _raise_unless_taken(norm: NormDescription) -> None:
+    from fp8core.fusion.norm_kernel import takes  # needs Triton
+
+    if not takes(norm):
+        raise ValueError(f"no kernel takes norms over {norm.normalized_shape}")
