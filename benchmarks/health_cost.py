@@ -1,14 +1,15 @@
 """What watching FP8 health costs on a GPU: steps with it beside steps without, in one training.
 
     python benchmarks/health_cost.py [--sizes 100M 400M 1.2B] [--recipes delayed current block
-        torchao] [--layers N] [--pairs 8]
+        torchao] [--layers N] [--pairs 12]
 
-Trains with ``telemetry.fp8_every_steps`` 20 through the product's own loop, telemetry and alarms
-included. The ten steps around a recorded one are compared with the ten steps after them, none of
-which is recorded: their ratio is the cost of recording every tenth step. Every window with a
-recorded step has one without beside it, so that what the clocks of the GPU do over time falls on
-both. Prints the median of the ratios of all such pairs, with the quartiles, a step's milliseconds,
-and how long the first step took (torchao compiles in it).
+Trains with ``telemetry.fp8_every_steps`` 10 through the product's own loop, telemetry and alarms
+included. The five steps around a recorded one (the host works ahead, and reads the figures a step
+later) are compared with the five after them, which nothing is recorded in; every window with a
+recorded step has one without beside it, so that what the clocks of GPU and host do over time falls
+on both. The difference over ten steps' time is the cost. Printed are the median over all such
+pairs, with the quartiles, a step's milliseconds, and how long the first step took and the longest
+of those before the first pair (torchao compiles in them).
 
 Llamas of 0.1, 0.4 and 1.2 billion parameters, the last with Llama-3.2-1B's widths; 4 x 2048 tokens
 a step. ``--layers`` gives them another number of blocks: what is recorded grows with them as the
@@ -31,7 +32,7 @@ import torch
 from fp8core.commands.train import run_train
 from fp8core.telemetry import read_records
 
-EVERY, WINDOW, WARM_UP = 20, 10, 40
+EVERY, WINDOW, WARM_UP = 10, 5, 30
 
 SIZES: dict[str, dict[str, int]] = {
     "100M": {
@@ -113,9 +114,9 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--layers", type=int, help="blocks, where not those of the size")
-    parser.add_argument("--pairs", type=int, default=8, help="of windows, in each training")
+    parser.add_argument("--pairs", type=int, default=12, help="of windows, in each training")
     chosen = parser.parse_args()
-    steps = WARM_UP + EVERY * chosen.pairs + WINDOW
+    steps = WARM_UP + EVERY * chosen.pairs
     for size in chosen.sizes:
         shape = SIZES[size] | ({"num_hidden_layers": chosen.layers} if chosen.layers else {})
         for recipe in chosen.recipes:
@@ -128,19 +129,21 @@ def main() -> None:
 
 
 def report(name: str, times: dict[int, float], began: float, pairs: int) -> None:
-    ratios, plain = [], []
+    differences, plain = [], []
     for pair in range(pairs):
-        # The window holds the recorded step, and the next, in which its figures are read.
         middle = WARM_UP + EVERY * pair
-        start, turn, end = (middle + WINDOW * part - WINDOW // 2 for part in (0, 1, 2))
+        start, turn, end = (middle + WINDOW * part - WINDOW // 2 - 1 for part in (0, 1, 2))
         plain.append((times[end] - times[turn]) / WINDOW)
-        ratios.append((times[turn] - times[start]) / WINDOW / plain[-1])
-    low, median, high = statistics.quantiles(ratios, n=4)
+        differences.append((times[turn] - times[start]) - (times[end] - times[turn]))
+    step = statistics.median(plain)
+    low, median, high = (
+        100 * value / (EVERY * step) for value in statistics.quantiles(differences, n=4)
+    )
+    early = range(1, WARM_UP - WINDOW)
     print(
-        f"{name}: ratio {median:.4f} (quartiles {low:.4f} to {high:.4f}), "
-        f"plain step {statistics.median(plain) * 1000:.2f} ms; first step after "
-        f"{min(times.values()) - began:.1f} s, longest of the first {WARM_UP - WINDOW} "
-        f"{max(times[s + 1] - times[s] for s in range(1, WARM_UP - WINDOW)):.1f} s",
+        f"{name}: {median:+.2f} % (quartiles {low:+.2f} to {high:+.2f}) of a plain step of "
+        f"{step * 1000:.2f} ms; first step after {min(times.values()) - began:.1f} s, longest of "
+        f"the next {len(early)} {max(times[s + 1] - times[s] for s in early):.1f} s",
         flush=True,
     )
 
