@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import fp8core.spec.recipe_rules  # noqa: F401  # adds its rules to the table
 from fp8core.spec.document import quoted
-from fp8core.spec.parts import Part
 from fp8core.spec.problems import Problem
-from fp8core.spec.recipe import AmpRecipe
+from fp8core.spec.rule_table import RULES, changed, conflict, reads
 from fp8core.spec.sizes import impossible_sizes
 from fp8core.spec.sources import (
     BuiltinData,
@@ -23,10 +23,8 @@ from fp8core.spec.training import WarmupStableDecaySchedule
 if TYPE_CHECKING:
     from fp8core.spec.job import JobSpec
 
-Rule = Callable[["JobSpec"], Iterator[Problem]]
 # Far beyond what a GPU holds: the token ids alone take half a gigabyte.
 _MOST_TOKENS = 2**26
-_RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 
 def broken_rules(spec: JobSpec, unreliable: Iterable[str] = ()) -> list[Problem]:
@@ -37,11 +35,11 @@ def broken_rules(spec: JobSpec, unreliable: Iterable[str] = ()) -> list[Problem]
     """
     spoiled = list(unreliable)
     if not spoiled:
-        return [problem for _, rule in _RULES for problem in rule(spec)]
+        return [problem for _, rule in RULES for problem in rule(spec)]
     return [
         problem
-        for reads, rule in _RULES
-        if not any(_overlap(pointer, other) for pointer in reads for other in spoiled)
+        for pointers, rule in RULES
+        if not any(_overlap(pointer, other) for pointer in pointers for other in spoiled)
         for problem in rule(spec)
     ]
 
@@ -50,19 +48,7 @@ def _overlap(one: str, other: str) -> bool:
     return one == other or one.startswith(other + "/") or other.startswith(one + "/")
 
 
-def _reads(*pointers: str) -> Callable[[Rule], Rule]:
-    def register(rule: Rule) -> Rule:
-        _RULES.append((pointers, rule))
-        return rule
-
-    return register
-
-
-def _conflict(pointer: str, message: str) -> Problem:
-    return Problem(pointer, message, "conflict")
-
-
-@_reads("/model")
+@reads("/model")
 def _config_can_be_built(spec: JobSpec) -> Iterator[Problem]:
     if not isinstance(spec.model, ConfigModel):
         return
@@ -79,13 +65,13 @@ def _config_can_be_built(spec: JobSpec) -> Iterator[Problem]:
             )
 
 
-@_reads("/model")
+@reads("/model")
 def _config_has_possible_sizes(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.model, ConfigModel):
         yield from impossible_sizes(spec.model.config, ("model", "config"))
 
 
-@_reads("/model", "/tokenizer", "/training/sequence_length")
+@reads("/model", "/tokenizer", "/training/sequence_length")
 def _config_is_large_enough(spec: JobSpec) -> Iterator[Problem]:
     """What a configuration says by itself; a node looks at those of folders and hubs."""
     if not isinstance(spec.model, ConfigModel):
@@ -93,7 +79,7 @@ def _config_is_large_enough(spec: JobSpec) -> Iterator[Problem]:
     positions = spec.model.config.get("max_position_embeddings")
     length = spec.training.sequence_length
     if isinstance(positions, int) and 1 <= positions < length:
-        yield _conflict(
+        yield conflict(
             "/training/sequence_length",
             f"{length} tokens are more than the model's {positions} positions "
             "(max_position_embeddings of its config)",
@@ -102,23 +88,23 @@ def _config_is_large_enough(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.tokenizer, TrainTokenizer) and isinstance(size, int):
         wanted = spec.tokenizer.vocab_size
         if 1 <= size < wanted:
-            yield _conflict(
+            yield conflict(
                 "/model/config/vocab_size",
                 f"the model's vocabulary has {size} tokens, the tokenizer's has {wanted}",
             )
 
 
-@_reads("/model/source", "/tokenizer")
+@reads("/model/source", "/tokenizer")
 def _model_has_a_tokenizer(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.model, ConfigModel) and isinstance(spec.tokenizer, ModelTokenizer):
-        yield _conflict(
+        yield conflict(
             "/tokenizer",
             "a model from a config has no tokenizer of its own; choose bytes, train, path or "
             "huggingface",
         )
 
 
-@_reads("/data/format", "/task")
+@reads("/data/format", "/task")
 def _format_fits_task(spec: JobSpec) -> Iterator[Problem]:
     fitting = {
         "causal_lm": ("text", "prompt_completion", "chat"),
@@ -126,23 +112,23 @@ def _format_fits_task(spec: JobSpec) -> Iterator[Problem]:
         "sequence_classification": ("labelled",),
     }[spec.task]
     if spec.data.format not in fitting:
-        yield _conflict(
+        yield conflict(
             "/data/format",
             f"the task {spec.task} needs the format {' or '.join(fitting)}, not {spec.data.format}",
         )
 
 
-@_reads("/data/format", "/data/source")
+@reads("/data/format", "/data/source")
 def _format_fits_source(spec: JobSpec) -> Iterator[Problem]:
     plain = isinstance(spec.data, TextData | BuiltinData)
     if plain and spec.data.format != "text":
-        yield _conflict(
+        yield conflict(
             "/data/format",
             f"the source {spec.data.source} holds plain text only, so the format must be text",
         )
 
 
-@_reads("/data/format", "/data/source", "/data/columns")
+@reads("/data/format", "/data/source", "/data/columns")
 def _columns_are_read(spec: JobSpec) -> Iterator[Problem]:
     read = {
         "text": ("text",),
@@ -152,229 +138,164 @@ def _columns_are_read(spec: JobSpec) -> Iterator[Problem]:
     }[spec.data.format]
     if isinstance(spec.data, TextData | BuiltinData):
         read = ()
-    for column in _changed(spec.data.columns):
+    for column in changed(spec.data.columns):
         if column not in read:
             what = f"format {spec.data.format}" if read else f"source {spec.data.source}"
             message = f"would have no effect with the {what}; remove it"
-            yield _conflict(f"/data/columns/{column}", message)
+            yield conflict(f"/data/columns/{column}", message)
 
 
-@_reads("/data/format", "/data/labels")
+@reads("/data/format", "/data/labels")
 def _labels_need_their_format(spec: JobSpec) -> Iterator[Problem]:
     labels = spec.data.labels
     if labels is None:
         return
     if spec.data.format != "labelled":
-        yield _conflict("/data/labels", "would have no effect; only the format labelled has any")
+        yield conflict("/data/labels", "would have no effect; only the format labelled has any")
     seen: set[str] = set()
     for index, label in enumerate(labels):
         if label in seen:
-            yield _conflict(f"/data/labels/{index}", f"the class {quoted(label)} is listed twice")
+            yield conflict(f"/data/labels/{index}", f"the class {quoted(label)} is listed twice")
         seen.add(label)
 
 
-@_reads("/data/format", "/data/packing")
+@reads("/data/format", "/data/packing")
 def _packing_fits_format(spec: JobSpec) -> Iterator[Problem]:
     if spec.data.packing and spec.data.format == "labelled":
-        yield _conflict(
+        yield conflict(
             "/data/packing", "labelled texts are never packed: each has a class of its own"
         )
 
 
-@_reads("/recipe/engine", "/resources/device")
-def _engine_fits_device(spec: JobSpec) -> Iterator[Problem]:
-    if spec.recipe.engine == "te" and spec.resources.device == "cpu":
-        yield _conflict(
-            "/resources/device",
-            "Transformer Engine needs a GPU; choose device auto or cuda, or the engine emulated",
-        )
-
-
-@_reads("/recipe", "/conversion/fuse")
-def _fp8_attention_is_fused(spec: JobSpec) -> Iterator[Problem]:
-    if not getattr(spec.recipe, "fp8_dpa", False):
-        return
-    needed = "attention computes in FP8 in fused blocks alone, so this would have no effect with "
-    if spec.conversion.fuse == "none":
-        yield _conflict("/recipe/fp8_dpa", f'{needed}conversion.fuse "none"')
-    if any(getattr(spec.recipe, "override_linear_precision", ())):
-        yield _conflict(
-            "/recipe/fp8_dpa",
-            f"{needed}override_linear_precision, which speaks of single Linear layers",
-        )
-    if spec.task != "causal_lm":
-        yield _conflict("/recipe/fp8_dpa", f"{needed}the task {spec.task}; only causal_lm has any")
-
-
-@_reads("/recipe")
-def _one_operand_of_each_product_has_strips(spec: JobSpec) -> Iterator[Problem]:
-    fields = [f"{tensor}_block_scaling_dim" for tensor in ("x", "grad", "w")]
-    tiled = [field for field in fields if getattr(spec.recipe, field, 1) == 2]
-    if len(tiled) > 1:
-        yield _conflict(
-            f"/recipe/{tiled[0]}",
-            f"two tensors with 128x128 blocks cannot be multiplied: of {' and '.join(tiled)} only "
-            "one may be 2",
-        )
-
-
-@_reads("/recipe/dtype", "/recipe/initial_loss_scale", "/recipe/growth_interval", "/recipe/engine")
-def _loss_scale_is_used(spec: JobSpec) -> Iterator[Problem]:
-    if isinstance(spec.recipe, AmpRecipe) and spec.recipe.dtype != "fp16":
-        message = f"would have no effect with dtype {spec.recipe.dtype}; only fp16 scales the loss"
-        for field in _changed(spec.recipe):
-            if field in ("initial_loss_scale", "growth_interval"):
-                yield _conflict(f"/recipe/{field}", message)
-
-
-@_reads("/recipe/engine", "/recipe/dtype", "/training/precision")
-def _amp_fits_precision(spec: JobSpec) -> Iterator[Problem]:
-    if not isinstance(spec.recipe, AmpRecipe):
-        return
-    precision = spec.training.precision
-    if spec.recipe.dtype == "fp32" and precision.weights != "fp32":
-        yield _conflict(
-            "/training/precision/weights",
-            "amp in fp32 computes in the format of the weights, which must then be fp32",
-        )
-    if spec.recipe.dtype == "fp16":
-        for field in ("weights", "gradients"):
-            if getattr(precision, field) != "fp32":
-                yield _conflict(
-                    f"/training/precision/{field}",
-                    f"fp16 scales the loss and needs {field} in fp32",
-                )
-
-
-@_reads("/training/precision/weights", "/training/precision/master_weights")
+@reads("/training/precision/weights", "/training/precision/master_weights")
 def _master_weights_differ(spec: JobSpec) -> Iterator[Problem]:
     precision = spec.training.precision
     if precision.master_weights == "fp32" and precision.weights == "fp32":
-        yield _conflict(
+        yield conflict(
             "/training/precision/master_weights",
             'fp32 weights are their own master copy; choose "none", or weights in bf16',
         )
 
 
-@_reads("/training/precision/communication", "/resources")
+@reads("/training/precision/communication", "/resources")
 def _communication_happens(spec: JobSpec) -> Iterator[Problem]:
     if spec.training.precision.communication != "fp32" and spec.resources.ranks == 1:
-        yield _conflict(
+        yield conflict(
             "/training/precision/communication",
             "one rank sends gradients to no other, so this would have no effect; leave it at fp32",
         )
 
 
-@_reads("/resources")
+@reads("/resources")
 def _ranks_have_devices(spec: JobSpec) -> Iterator[Problem]:
     resources = spec.resources
     if resources.device == "cpu" and resources.gpus > 1:
-        yield _conflict(
+        yield conflict(
             "/resources/gpus",
             "a job on a CPU has no GPUs; leave it at 1, and write cpu_ranks for several ranks",
         )
     if resources.device != "cpu" and resources.cpu_ranks > 1:
-        yield _conflict(
+        yield conflict(
             "/resources/cpu_ranks",
             f"would have no effect with the device {resources.device}; set device to cpu, or write "
             "gpus for several ranks on GPUs",
         )
-    if resources.ranks == 1 and "rank_timeout_seconds" in _changed(resources):
-        yield _conflict(
+    if resources.ranks == 1 and "rank_timeout_seconds" in changed(resources):
+        yield conflict(
             "/resources/rank_timeout_seconds",
             "one rank waits for no other, so this would have no effect; leave it out",
         )
 
 
-@_reads("/training/batch_size", "/training/sequence_length")
+@reads("/training/batch_size", "/training/sequence_length")
 def _micro_batch_is_possible(spec: JobSpec) -> Iterator[Problem]:
     tokens = spec.training.batch_size * spec.training.sequence_length
     if tokens > _MOST_TOKENS:
-        yield _conflict(
+        yield conflict(
             "/training/batch_size",
             f"a micro-batch of {tokens} tokens (batch_size times sequence_length) fits no machine; "
             f"at most {_MOST_TOKENS}, and gradient_accumulation makes a larger step of small ones",
         )
 
 
-@_reads("/training/gradient_checkpointing", "/training/recomputed_blocks")
+@reads("/training/gradient_checkpointing", "/training/recomputed_blocks")
 def _recomputed_blocks_are_recomputed(spec: JobSpec) -> Iterator[Problem]:
     if spec.training.recomputed_blocks is not None and not spec.training.gradient_checkpointing:
-        yield _conflict(
+        yield conflict(
             "/training/recomputed_blocks",
             "would have no effect without gradient_checkpointing; set both",
         )
 
 
-@_reads("/training/steps", "/training/schedule")
+@reads("/training/steps", "/training/schedule")
 def _schedule_fits_steps(spec: JobSpec) -> Iterator[Problem]:
     steps, schedule = spec.training.steps, spec.training.schedule
     warmup = schedule.warmup_steps
     if warmup > steps:
-        yield _conflict(
+        yield conflict(
             "/training/schedule/warmup_steps",
             f"a warm-up of {warmup} steps does not fit into {steps} steps (/training/steps)",
         )
     elif isinstance(schedule, WarmupStableDecaySchedule) and warmup + schedule.decay_steps > steps:
-        yield _conflict(
+        yield conflict(
             "/training/schedule/decay_steps",
             f"a warm-up of {warmup} and a decay of {schedule.decay_steps} steps do not fit into "
             f"{steps} steps (/training/steps)",
         )
 
 
-@_reads("/task", "/training/mask_probability")
+@reads("/task", "/training/mask_probability")
 def _masks_are_used(spec: JobSpec) -> Iterator[Problem]:
-    if spec.task != "masked_lm" and "mask_probability" in _changed(spec.training):
-        yield _conflict(
+    if spec.task != "masked_lm" and "mask_probability" in changed(spec.training):
+        yield conflict(
             "/training/mask_probability",
             f"would have no effect with the task {spec.task}; only masked_lm masks tokens",
         )
 
 
-@_reads("/training/early_stopping", "/evaluation/every_steps", "/evaluation/fraction")
+@reads("/training/early_stopping", "/evaluation/every_steps", "/evaluation/fraction")
 def _early_stopping_can_happen(spec: JobSpec) -> Iterator[Problem]:
     if spec.training.early_stopping is None:
         return
     if spec.evaluation.fraction == 0:
-        yield _conflict(
+        yield conflict(
             "/training/early_stopping", "needs an evaluation, and evaluation.fraction is 0"
         )
     elif spec.evaluation.every_steps == 0:
-        yield _conflict(
+        yield conflict(
             "/training/early_stopping",
             "needs evaluations during training, and evaluation.every_steps is 0",
         )
 
 
-@_reads("/limits")
+@reads("/limits")
 def _limits_have_effect(spec: JobSpec) -> Iterator[Problem]:
     limits = spec.limits
     if limits.on_stall != "report" and limits.stall_timeout_seconds is None:
-        yield _conflict(
+        yield conflict(
             "/limits/on_stall", "would have no effect without stall_timeout_seconds; set both"
         )
     if limits.max_restarts == 0:
         if limits.on_stall == "restart":
-            yield _conflict(
+            yield conflict(
                 "/limits/on_stall", "cannot restart a job whose max_restarts is 0; choose fail"
             )
-        if "restart_backoff_seconds" in _changed(limits):
-            yield _conflict(
+        if "restart_backoff_seconds" in changed(limits):
+            yield conflict(
                 "/limits/restart_backoff_seconds",
                 "would have no effect: max_restarts is 0, so nothing is restarted",
             )
 
 
-@_reads("/limits/idle_gpu_timeout_seconds", "/resources/device")
+@reads("/limits/idle_gpu_timeout_seconds", "/resources/device")
 def _idle_gpu_needs_a_gpu(spec: JobSpec) -> Iterator[Problem]:
     if spec.limits.idle_gpu_timeout_seconds is not None and spec.resources.device == "cpu":
-        yield _conflict(
+        yield conflict(
             "/limits/idle_gpu_timeout_seconds", "would have no effect: a job on a CPU has no GPU"
         )
 
 
-@_reads("/telemetry/mlflow/tracking_uri")
+@reads("/telemetry/mlflow/tracking_uri")
 def _tracking_server_is_plain(spec: JobSpec) -> Iterator[Problem]:
     uri = spec.telemetry.mlflow.tracking_uri if spec.telemetry.mlflow is not None else None
     if uri is None:
@@ -398,57 +319,10 @@ def _tracking_server_is_plain(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
-@_reads("/training/on_divergence", "/recipe/engine")
-def _divergence_action_has_an_effect(spec: JobSpec) -> Iterator[Problem]:
-    wanted = spec.training.on_divergence
-    if wanted.action != "skip_step" and "max_consecutive" in _changed(wanted):
-        yield _conflict(
-            "/training/on_divergence/max_consecutive",
-            f"would have no effect with the action {wanted.action}; only skip_step skips steps",
-        )
-    if wanted.action == "fallback_bf16" and isinstance(spec.recipe, AmpRecipe):
-        yield _conflict(
-            "/training/on_divergence/action",
-            "amp converts no layer, so there is none to put back into high precision",
-        )
-
-
-@_reads("/training/parity", "/training/steps", "/training/precision/weights", "/recipe")
-def _parity_compares(spec: JobSpec) -> Iterator[Problem]:
-    parity, steps = spec.training.parity, spec.training.steps
-    if parity is None:
-        return
-    if parity.steps > steps:
-        yield _conflict(
-            "/training/parity/steps",
-            f"{parity.steps} steps are more than the job's {steps} (/training/steps)",
-        )
-    if isinstance(spec.recipe, AmpRecipe) and spec.recipe.dtype == parity.dtype:
-        yield _conflict(
-            "/training/parity/dtype",
-            f"the job itself is amp in {parity.dtype}, so it would be compared with itself",
-        )
-    if parity.dtype == "fp32" and spec.training.precision.weights != "fp32":
-        yield _conflict(
-            "/training/parity/dtype",
-            "amp in fp32 computes in the format of the weights, which must then be fp32 "
-            "(/training/precision/weights)",
-        )
-
-
-@_reads("/adapter", "/training/precision/master_weights")
+@reads("/adapter", "/training/precision/master_weights")
 def _adapters_have_no_master_weights(spec: JobSpec) -> Iterator[Problem]:
     if spec.adapter is not None and spec.training.precision.master_weights != "none":
-        yield _conflict(
+        yield conflict(
             "/training/precision/master_weights",
             "adapters are trained in fp32 and the model is frozen, so nothing needs a master copy",
         )
-
-
-def _changed(part: Part) -> list[str]:
-    """The fields of a part whose value is not their plain default."""
-    return [
-        name
-        for name, field in type(part).model_fields.items()
-        if field.default_factory is None and getattr(part, name) != field.default
-    ]
