@@ -5,9 +5,12 @@ this machine. Each writer is a process of its own, for one job of 500 series wit
 its bodies are built and sent by the supervisor's own code, inside the time that is measured. Half
 of the series have values that float32 holds exactly, as a GPU computes them, half any float64.
 
-The peer is MLflow's tracking server on the same Postgres in the same run: as many writers, each for
-one run, POST `runs/log-batch` with ready-made bodies, at the best of several batch sizes (MLflow
-takes 1000 metrics a batch at most).
+Reads take turns with those of a bare FastAPI GET that reads one row and checks no key, in another
+process: what the machine does besides slows both, and their ratio less.
+
+The peer of what is stored is MLflow's tracking server on the same Postgres in the same run: as many
+writers, each for one run, POST `runs/log-batch` with ready-made bodies, at the best of several
+batch sizes (MLflow takes 1000 metrics a batch at most).
 
     python benchmarks/metrics.py [--parts store read delete] [--seconds 30] [--mlflow-python PATH]
 
@@ -30,7 +33,7 @@ import numpy as np
 import psycopg
 from metrics_load import SERIES, TOKEN, step_values, together, write_job
 from metrics_mlflow import mlflow_rate
-from metrics_service import service, wait_until
+from metrics_service import bare_row, service, wait_until
 
 from octrain.local.servers import LocalServers
 from octrain_api.migrate import migrate
@@ -52,8 +55,8 @@ def main() -> None:
         with psycopg.connect(url, autocommit=True) as connection:
             for setting in ("fsync", "synchronous_commit", "full_page_writes"):
                 assert connection.execute(f"SHOW {setting}").fetchone() == ("on",), setting
-            with service(servers, Path(name)) as running:
-                bench = Bench(connection, *running)
+            with service(servers, Path(name)) as ours_at, bare_row(url) as bare:
+                bench = Bench(connection, *ours_at, f"http://{bare}/rows")
                 ours = 0.0
                 if "store" in arguments.parts:
                     ours = bench.ingest(arguments.writers, arguments.seconds)
@@ -71,8 +74,11 @@ def main() -> None:
 class Bench:
     """The measurements of our service."""
 
-    def __init__(self, connection: psycopg.Connection[Any], url: str, user: str, node: str) -> None:
+    def __init__(
+        self, connection: psycopg.Connection[Any], url: str, user: str, node: str, bare: str
+    ) -> None:
         self._connection = connection
+        self._bare = bare
         self._url, self._node_key = url, node
         headers = {"Authorization": f"Bearer {user}"}
         self._http = httpx.Client(base_url=f"{url}/v1", headers=headers, timeout=60)
@@ -247,15 +253,19 @@ class Bench:
         print(f"deletion                {1000 * took:10.0f} ms for a job of {held} points")
 
     def _time(self, what: str, path: str, times: int) -> None:
-        taken = []
+        bare = f"{self._bare}/job_read"
+        taken: dict[str, list[float]] = {bare: [], path: []}
         for _ in range(times):
-            began = time.perf_counter()
-            self._http.get(path).raise_for_status()
-            taken.append(1000 * (time.perf_counter() - began))
-        taken.sort()
+            for asked, found in taken.items():
+                began = time.perf_counter()
+                self._http.get(asked).raise_for_status()
+                found.append(1000 * (time.perf_counter() - began))
+        ours, row = sorted(taken[path]), sorted(taken[bare])
+        p50, of_bare = statistics.median(ours), statistics.median(row)
         print(
-            f"{what:24s}{statistics.median(taken):10.1f} ms p50, "
-            f"{taken[int(len(taken) * 0.99) - 1]:.1f} ms p99, {taken[0]:.1f} ms at best"
+            f"{what:24s}{p50:10.1f} ms p50, {ours[int(len(ours) * 0.99) - 1]:.1f} ms p99, "
+            f"{ours[0]:.1f} ms at best; {p50 / of_bare:.1f} of a bare row "
+            f"({of_bare:.1f} ms, {row[0]:.1f} at best)"
         )
 
 

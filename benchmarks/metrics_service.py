@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from servers import running
 
 from octrain.local.ports import free_port
 from octrain.local.servers import LocalServers
@@ -59,6 +60,14 @@ def service(servers: LocalServers, folder: Path) -> Iterator[tuple[str, str, str
                 process.terminate()
             for process in processes:
                 process.wait(30)
+
+
+@contextmanager
+def bare_row(postgres_url: str) -> Iterator[str]:
+    """The bare GET of `benchmarks/polling.py` on this database: its host:port."""
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "polling.py"), "--bare"]
+    with running(command, {**os.environ, "DATABASE_URL": postgres_url}) as address:
+        yield address
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 120.0) -> None:

@@ -72,6 +72,26 @@ class TestSpool:
         assert again.read(0) == (1, [record(1), record(7)])
         again.close()
 
+    def test_pieces_are_there_together_or_not_at_all(self, tmp_path: Path) -> None:
+        spool = Spool(tmp_path)
+        spool.append([Entry(record(1), "telemetry", 5)])
+        pieces = [Entry(record(n), goes_on=True) for n in (2, 3)]
+        spool.append([*pieces, Entry(record(4), "telemetry", 9)])
+        spool.close()
+        (segment,) = tmp_path.glob("*.jsonl")
+        whole = segment.read_bytes()
+        again = Spool(tmp_path)
+        assert (again.last_seq, again.position("telemetry")) == (4, 9)
+        again.close()
+        first = whole.index(b'"seq":2')
+        for end in range(first, len(whole)):
+            segment.write_bytes(whole[:end])
+            torn = Spool(tmp_path)
+            assert (torn.last_seq, torn.position("telemetry")) == (1, 5)
+            torn.append([Entry(record(7))])
+            assert torn.read(0) == (1, [record(1), record(7)])
+            torn.close()
+
     def test_acknowledged_segment_under_the_cursor(self, tmp_path: Path) -> None:
         spool = Spool(tmp_path, segment_bytes=1)
         for number in (1, 2, 3):

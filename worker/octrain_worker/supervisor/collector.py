@@ -16,6 +16,7 @@ from typing import Any
 
 from octrain_worker.supervisor.lines import lines_from
 from octrain_worker.supervisor.log_policy import LogPolicy, LogReader
+from octrain_worker.supervisor.pieces import pieces_of
 from octrain_worker.supervisor.spool import Entry, Spool
 
 __all__ = ["Collector", "last_lines"]
@@ -51,7 +52,9 @@ class Collector:
             entries.extend(log.entries(self._spool.position(stream), ended=ended))
         records = []
         for record, position in self._telemetry_records():
-            entries.append(Entry(record, "telemetry", position))
+            *pieces, last = pieces_of(record)
+            entries.extend(Entry(piece, goes_on=True) for piece in pieces)
+            entries.append(Entry(last, "telemetry", position))
             records.append(record)
         self._spool.append(entries)
         return records

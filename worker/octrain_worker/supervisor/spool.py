@@ -25,11 +25,16 @@ __all__ = ["Entry", "Spool"]
 
 @dataclass(frozen=True)
 class Entry:
-    """A record, and the byte offset up to which its source is then consumed (None: no source)."""
+    """A record, and the byte offset up to which its source is then consumed (None: no source).
+
+    One that ``goes_on`` is a piece of what the source has, and the next entry is the next piece: a
+    crash between the two loses both, and they are read again.
+    """
 
     record: dict[str, Any]
     source: str | None = None
     position: int = 0
+    goes_on: bool = False
 
 
 class Spool:
@@ -87,6 +92,8 @@ class Spool:
                 if entry.source is not None:
                     positions[entry.source] = entry.position
                     line["from"] = [entry.source, entry.position]
+                if entry.goes_on:
+                    line["goes_on"] = True
                 lines.append(self._mask(_line(line)))
             self._write(b"".join(lines))
             self._positions = positions
@@ -144,7 +151,9 @@ class Spool:
         os.close(self._file)
 
     def _recover(self) -> None:
-        """Opens the newest segment whose first line is whole; cuts a torn last line off it."""
+        """Opens the newest segment whose first line is whole; cuts off it a torn last line, and the
+        pieces before that: none of one write has been sent while a line of it is missing.
+        """
         while self._segments:
             path = self._path(self._segments[-1])
             data = path.read_bytes()
@@ -153,18 +162,23 @@ class Spool:
                 path.unlink()
                 self._segments.pop()
                 continue
-            lines = whole.splitlines()
-            self._positions = dict(json.loads(lines[0])["positions"])
+            first, *lines = whole.splitlines(keepends=True)
+            self._positions = dict(json.loads(first)["positions"])
             self._last = self._segments[-1] - 1
-            for line in lines[1:]:
+            kept = end = len(first)
+            for line in lines:
                 value = json.loads(line)
+                end += len(line)
+                if value.get("goes_on"):
+                    continue
+                kept = end
                 self._last = value["seq"]
                 if "from" in value:
                     source, position = value["from"]
                     self._positions[source] = position
             self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            os.ftruncate(self._file, len(whole))
-            self._size = len(whole)
+            os.ftruncate(self._file, kept)
+            self._size = kept
             return
         self._file = -1
         self._size = 0
