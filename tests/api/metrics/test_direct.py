@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from octrain_api.metrics import direct, layouts
+from octrain_api.metrics import direct, layouts, lookup
 
 PLAIN: list[dict[str, Any]] = [
     {},
@@ -128,6 +128,33 @@ async def test_an_answer_is_counted_to_its_route(
     admin = job.service.client(await job.service.key("ada", "admin"))
     scraped = (await admin.get("http://octrain/metrics")).text
     assert 'route="/jobs/{job_id}/metrics"' in scraped
+
+
+async def test_a_curve_takes_two_statements(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One finds the job, its blocks and its series, one reads the buckets; the names of columns
+    are read once in a process."""
+    records = [helpers.metric(step, {"train/loss": float(step)}) for step in range(2000)]
+    await job.send(*records)
+    await job.restart()
+    await job.compact()
+    statements: list[str] = []
+    fetch = lookup.MetricLookup._fetch
+
+    async def counted(self: Any, query: Any, **values: Any) -> Any:
+        statements.append(query)
+        return await fetch(self, query, **values)
+
+    monkeypatch.setattr(lookup.MetricLookup, "_fetch", counted)
+    taken = []
+    for _ in range(2):
+        statements.clear()
+        (series,) = (await job.get(name="train/loss", form="buckets", max_points=10))["series"]
+        assert series["width"] == 256
+        assert sum(series["buckets"]["count"]) == 2000
+        taken.append(len(statements))
+    assert taken == [3, 2]
 
 
 def test_layouts_are_forgotten_by_use() -> None:
