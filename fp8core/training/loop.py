@@ -29,6 +29,7 @@ from fp8core.spec.job import JobSpec
 from fp8core.spec.outcomes import Reason
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.assemble import announce_conversion
+from fp8core.training.attention_format import AttentionFormat
 from fp8core.training.checkpoint import CheckpointStore
 from fp8core.training.divergence import DivergenceGuard, Verdict
 from fp8core.training.evaluation import evaluate
@@ -107,6 +108,7 @@ class TrainingLoop:
         )
         self._late = LateMetrics(late=self._guard.late)
         self._health = FP8Health(parts.spec, parts.engine, parts.telemetry)
+        self._attention = AttentionFormat(parts.conversion, parts.telemetry)
         self._parity = ParityTracker(parts.spec, position, parts.telemetry)
         self._table = PrecisionTable(parts.learner, parts.conversion, parts.telemetry)
         self._saver = Saver(
@@ -171,6 +173,7 @@ class TrainingLoop:
         started = time.perf_counter()
         step = self.position.step + 1
         totals = learner.totals(step, batches)
+        self._attention.note(step, batches)
         verdict = Verdict.REPEAT
         while verdict == Verdict.REPEAT:
             verdict, settled = self._try(step, batches, totals)
@@ -237,6 +240,7 @@ class TrainingLoop:
             )
         values.update(engine_figures)
         values.update(compared)
+        values.update(self._attention.figures())
         values.update(self._speed())
         values["memory/peak_bytes"] = self._world.largest(peak_bytes(self._parts.engine.device))
         telemetry = self._parts.telemetry
