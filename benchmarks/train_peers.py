@@ -88,6 +88,8 @@ def run_row(chosen: argparse.Namespace) -> dict[str, Any]:
         "peak_gib": peak / 2**30,
         "host_milliseconds": statistics.median(enqueued[chosen.warm_up :]) * 1000,
         "build_seconds": built,
+        # With it goes what torch.compile takes to compile.
+        "first_step_seconds": enqueued[0],
         "losses": [round(float(losses[i]), 4) for i in (0, count // 2, count - 1)],
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
@@ -133,7 +135,7 @@ def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
         f"{found['name']}: {found['milliseconds']:.1f} ms, "
         f"{found['tokens_per_second']:,.0f} tokens/s, {found['peak_gib']:.1f} GiB, host "
         f"{found['host_milliseconds']:.0f} ms, losses {found['losses']}, "
-        f"built in {found['build_seconds']:.0f} s",
+        f"built in {found['build_seconds']:.0f} s, first step {found['first_step_seconds']:.0f} s",
         flush=True,
     )
     return found

@@ -8,12 +8,10 @@ from torch import nn
 from fp8core.conversion.decide import Refusals
 from fp8core.engines import availability, create
 from fp8core.engines.protocol import NormDescription
-from fp8core.spec import TEMXFP8, Recipe, TorchaoRecipe
+from fp8core.engines.te_recipe import feature_multiple
+from fp8core.spec import Recipe, TorchaoRecipe
 
 __all__ = ["shape_rules"]
-
-_FP8_MULTIPLE = 16
-_MXFP8_MULTIPLE = 32
 
 
 def shape_rules(recipe: Recipe) -> Refusals:
@@ -29,7 +27,7 @@ class _ShapeRules:
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
-        self._multiple = _MXFP8_MULTIPLE if isinstance(recipe, TEMXFP8) else _FP8_MULTIPLE
+        self._multiple = feature_multiple(recipe)
 
     def linear_refusal(self, linear: nn.Linear) -> str | None:
         if all(getattr(self._recipe, "override_linear_precision", (False,))):

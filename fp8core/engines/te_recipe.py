@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["native_recipe"]
+__all__ = ["feature_multiple", "native_recipe"]
+
+
+def feature_multiple(recipe: Any) -> int:
+    """Of what both dimensions of a layer must be multiples: MXFP8 scales 32 values at a time, each
+    way round, and the other scalings leave it to cuBLAS."""
+    return 32 if recipe.scaling == "mxfp8" else 16
 
 
 def native_recipe(recipe: Any) -> Any:

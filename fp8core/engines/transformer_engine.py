@@ -33,7 +33,7 @@ from fp8core.engines.te_attention_state import (
 from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.engines.te_modules import kept_casts, make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear
-from fp8core.engines.te_recipe import native_recipe
+from fp8core.engines.te_recipe import feature_multiple, native_recipe
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
     BACKWARD_COLUMNS,
@@ -144,9 +144,10 @@ class TransformerEngine:
     # Conversion
 
     def linear_refusal(self, linear: nn.Linear) -> str | None:
+        multiple = feature_multiple(self.recipe)
         for side in ("in_features", "out_features"):
-            if getattr(linear, side) % 16:
-                return f"{side} {getattr(linear, side)} is not a multiple of 16"
+            if getattr(linear, side) % multiple:
+                return f"{side} {getattr(linear, side)} is not a multiple of {multiple}"
         if self._override == HIGH_PRECISION:
             return "override_linear_precision keeps all three GEMMs in high precision"
         return None

@@ -1,8 +1,9 @@
-"""The parts of a fused block without FP8: PyTorch's GEMMs and attention, with kernels of our own.
+"""The parts of a fused block without FP8: PyTorch's GEMMs, with kernels of our own between them.
 
 What is fused is everything between the GEMMs, each in one pass over memory: norms, the split and
 rotation of q, k and v, the gated activation. The weights of q, k and v are one GEMM, and so are
 those of gate and up. They need Triton, which comes with PyTorch for CUDA, and nothing else.
+Attention over whole rows is Transformer Engine's where that is installed, else PyTorch's.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fp8core.conversion.norms import describe_norm
 from fp8core.engines.protocol import NormDescription
-from fp8core.fusion.flash import flash_attention, takes
+from fp8core.fusion.flash import flash_attention
 from fp8core.fusion.joined import join
 from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
 from fp8core.fusion.sequences import Sequences
+from fp8core.fusion.te_attention import TEAttention
 from fp8core.fusion.turns import Turns
 
-__all__ = ["HighPrecisionParts", "refusal"]
+__all__ = ["HighPrecisionParts", "PyTorchAttention", "refusal"]
 
 _KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
@@ -78,29 +80,7 @@ class HighPrecisionParts:
         return lambda heads: _norm(heads, norm, self._dtype)
 
     def attention(self, half: AttentionHalf) -> Attend:
-        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
-            window = half.window
-            if window is not None and window >= sequences.length:
-                window = None
-            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-            if sequences.bounds is None and window is None:
-                with sdpa_kernel(_KERNELS, set_priority=True):
-                    output = F.scaled_dot_product_attention(
-                        query,
-                        key,
-                        value,
-                        is_causal=True,
-                        scale=half.scale,
-                        enable_gqa=half.heads != half.kv_heads,
-                    )
-                return output.transpose(1, 2).flatten(2)
-            if not takes(query, key, value):
-                raise ValueError(f"no kernel takes heads of {half.head_dim} elements by documents")
-            query, key, value = (part.transpose(1, 2) for part in (query, key, value))
-            output = flash_attention(query, key, value, sequences, scale=half.scale, window=window)
-            return output.flatten(2)
-
-        return attend
+        return _by_transformer_engine(half) or PyTorchAttention(half)
 
     def split_rotated(
         self, joined: Tensor, half: AttentionHalf, angles: Tensor, sequences: Sequences
@@ -132,6 +112,42 @@ class HighPrecisionParts:
 
     def high_precision(self) -> AbstractContextManager[object]:
         return torch.autocast("cuda", dtype=self._dtype)
+
+
+def _by_transformer_engine(half: AttentionHalf) -> Attend | None:
+    """Its attention, for PyTorch's may load another cuDNN, beside which its own cannot be."""
+    if importlib.util.find_spec("transformer_engine") is None:
+        return None
+    try:
+        return TEAttention(half)
+    # An installation that is broken fails in its own way, and nothing else here needs it.
+    except Exception:
+        return None
+
+
+class PyTorchAttention:
+    """`Attend` of one block, by PyTorch's own kernels."""
+
+    def __init__(self, half: AttentionHalf) -> None:
+        self._half = half
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+        half, window = self._half, self._half.window
+        if window is not None and window >= sequences.length:
+            window = None  # it hides nothing, and kernels without one are faster
+        if sequences.bounds is not None or window is not None:
+            output = flash_attention(query, key, value, sequences, scale=half.scale, window=window)
+            return output.flatten(2)
+        with sdpa_kernel(_KERNELS, set_priority=True):
+            output = F.scaled_dot_product_attention(
+                query.transpose(1, 2),
+                key.transpose(1, 2),
+                value.transpose(1, 2),
+                is_causal=True,
+                scale=half.scale,
+                enable_gqa=half.heads != half.kv_heads,
+            )
+        return output.transpose(1, 2).flatten(2)
 
 
 class NormLinear(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from fp8core.engines.amp import AmpEngine
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion import fused_inputs
 from fp8core.fusion.cross_entropy import plain_cross_entropy
-from fp8core.fusion.high_precision import HighPrecisionParts
+from fp8core.fusion.high_precision import HighPrecisionParts, PyTorchAttention
+from fp8core.fusion.plain import PlainParts
+from fp8core.fusion.sequences import Sequences
 from fp8core.spec import AmpRecipe, Conversion
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 from tests.fp8core.fusion.test_te_fusion_gpu import DEVICE, FAMILIES, LAYERS, batch_of, make
@@ -148,6 +151,34 @@ def test_other_dtypes_are_not_fused_and_the_report_says_so(dtype: str) -> None:
     assert "in bfloat16 only, and this computes in float" in str(row.reason)
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("packed", [False, True])
+def test_pytorchs_attention_stands_in_for_transformer_engines(
+    packed: bool, window: int | None
+) -> None:
+    _, _, report = fused("Llama")
+    assert report.fusion is not None
+    fused_attention = report.fusion.blocks[0].attention
+    assert fused_attention is not None
+    half = replace(fused_attention.half, window=window)
+    torch.manual_seed(0)
+    bounds = torch.tensor([0, 50, 64, 128], dtype=torch.int32, device=DEVICE) if packed else None
+    sequences = Sequences(2, 64, bounds)
+
+    def draw(heads: int) -> Tensor:
+        return torch.randn(2, 64, heads, 64, device=DEVICE).bfloat16().requires_grad_()
+
+    tensors = draw(4), draw(2), draw(2)
+    along = torch.randn(2, 64, 4 * 64, device=DEVICE)
+    found = PyTorchAttention(half)(*tensors, sequences)
+    gradients = torch.autograd.grad(found, tensors, along.bfloat16())
+    exact = [part.detach().float().requires_grad_() for part in tensors]
+    expected = PlainParts().attention(half)(*exact, sequences)
+    wanted = torch.autograd.grad(expected, exact, along)
+    for own, other in zip((found, *gradients), (expected, *wanted), strict=True):
+        assert apart(own, other) < 0.02
+
+
 # The kernels
 
 
@@ -230,8 +261,6 @@ def test_cross_entropy(classes: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("width", [128, 48])
 def test_rotation_of_heads_alone(packed: bool, width: int) -> None:
-    from fp8core.fusion.sequences import Sequences
-
     torch.manual_seed(0)
     bounds = torch.tensor([0, 11, 33, 66], dtype=torch.int32, device=DEVICE) if packed else None
     sequences = Sequences(2, 33, bounds)
