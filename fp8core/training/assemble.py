@@ -81,12 +81,13 @@ def assemble(
         enable_gradient_checkpointing(model, engine, spec.training.recomputed_blocks)
     if world.several:
         engine.share_amaxes(world)
+    if spec.task == "causal_lm" and engine.device.type == "cuda":
+        # Before blocks are compiled, which would hold it to masks.
+        _mask_less_attention(conversion, engine)
     engine.prepare(model)
     task = create_task(spec.task, class_count=class_count)
     if spec.conversion.fuse == "auto":
         _fuse_loss(task, conversion, engine)
-    if spec.task == "causal_lm" and engine.device.type == "cuda":
-        _mask_less_attention(conversion, engine)
     learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
     random_state.part_from_rank_0(spec.training.seed, world.rank)
     return Assembled(learner, conversion, adapter)
@@ -118,11 +119,8 @@ def _mask_less_attention(conversion: ConversionReport, engine: Engine) -> None:
     model, fusion = conversion.model, conversion.fusion
     if fusion is not None and fusion.whole:
         return
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        reason: str | None = "the model's blocks are compiled with masks"
-    else:
-        fused = [] if fusion is None else fusion.attentions
-        reason = attend_by_documents(model, engine.evaluation_context, engine.device, fused)
+    fused = [] if fusion is None else fusion.attentions
+    reason = attend_by_documents(model, engine.evaluation_context, engine.device, fused)
     to = None if reason else BY_DOCUMENTS
     conversion.others.append(ConversionRow("attention", "sdpa", to, None, reason))
 

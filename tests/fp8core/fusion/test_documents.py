@@ -14,11 +14,15 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
+from fp8core.conversion import convert
 from fp8core.data.attention import BY_DOCUMENTS, model_inputs
 from fp8core.data.batch import Batch
+from fp8core.engines.torchao_engine import TorchaoEngine
 from fp8core.fusion import documents, fuse, fused_inputs
 from fp8core.fusion.documents import attend_by_documents, is_plainly_causal, switch_to_documents
 from fp8core.fusion.plain import PlainParts
+from fp8core.fusion.sequences import Sequences, document_bounds
+from fp8core.spec import Conversion, TorchaoRecipe
 from tests.fp8core.fusion.families import LENGTH, ROWS, batches, make
 
 CPU = torch.device("cpu")
@@ -185,3 +189,44 @@ def test_generation_and_export_know_nothing_of_it(tmp_path: Path) -> None:
     assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), expected)
     model.save_pretrained(tmp_path)
     assert BY_DOCUMENTS not in json.dumps(json.loads((tmp_path / "config.json").read_bytes()))
+
+
+def test_compiled_blocks_take_bounds() -> None:
+    """torchao's, whose code is made once for whole rows and once for any number of documents."""
+    counted = torch._dynamo.utils.counters
+    torch._dynamo.reset()
+    counted.clear()
+    model = make("Llama")
+    engine = TorchaoEngine(TorchaoRecipe(engine="torchao"), CPU, compile_backend="aot_eager")
+    convert(model, engine, Conversion())
+    assert switch_to_documents(model, engine.evaluation_context, CPU) is None
+    engine.prepare(model)
+
+    def outcome_of(batch: Batch) -> tuple[Tensor, Tensor]:
+        model.zero_grad()
+        inputs = fused_inputs(model, batch, torch.bfloat16)
+        assert inputs["attention_mask"].numel() == 1
+        with engine.training_context():
+            logits = model(**inputs).logits.float()
+        logits.square().mean().backward()
+        engine.after_backward()
+        return logits.detach(), model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+
+    documents = torch.zeros(ROWS, LENGTH, dtype=torch.int32)
+    for cut in (None, 20, 33, 50):
+        if cut is not None:
+            documents = documents.clone()
+            documents[:, cut:] += 1
+        bounds = document_bounds(documents)
+        positions = Sequences(ROWS, LENGTH, bounds).positions(CPU)
+        ids = batches()["packed"].input_ids
+        batch = Batch(ids, ids, None, positions, documents, 128, 128, True, bounds)
+        found = outcome_of(batch)
+        with torch.compiler.set_stance("force_eager"):
+            expected = outcome_of(batch)
+        assert torch.equal(found[0], expected[0])
+        assert torch.equal(found[1], expected[1])
+    assert not counted["graph_break"]
+    # The second number of documents makes the code that takes any.
+    assert counted["stats"]["unique_graphs"] == 3
+    torch._dynamo.reset()
