@@ -40,7 +40,7 @@ from octrain_api.migrate import migrate
 from octrain_api.settings import DatabaseSettings
 from octrain_worker.api_client import ApiClient
 
-PARTS = ("store", "read", "delete")
+PARTS = ("store", "sparse", "read", "delete")
 _TABLES = ("metric_layouts", "metric_series", "metric_batches", "metric_blocks", "metric_rollups")
 # What an empty table with its indexes takes.
 _GIVEN_BACK = 1 << 20
@@ -61,6 +61,8 @@ def main() -> None:
                 if "store" in arguments.parts:
                     ours = bench.ingest(arguments.writers, arguments.seconds)
                     bench.disk()
+                if "sparse" in arguments.parts:
+                    bench.sparse(arguments.every)
                 if "read" in arguments.parts:
                     bench.read(arguments.read_steps)
                     bench.latest(2000)
@@ -216,6 +218,44 @@ class Bench:
         eight = f"/jobs/{name}/metrics?name=train/*&form=buckets&max_points=1000"
         self._time("  eight series as buckets", eight, 50)
 
+    def sparse(self, every: int) -> None:
+        """What a job takes that looks at the health of 4,000 series now and then; alone in the
+        database.
+        """
+        assert self._count("SELECT count(*) FROM metric_blocks") == 0, "another part came before"
+        name = self.job("job_sparse")
+        client = ApiClient(self._url, self._node_key, timeout=60)
+        rng = np.random.default_rng(3)
+        figures = [f"train/m{n}" for n in range(20)]
+        health = [f"fp8/model.layers.{n // 8}.mlp.{n % 8}/amax" for n in range(8 * SERIES)]
+        steps, first = 500 * every, 1
+        for start in range(0, steps, every):
+            records: list[dict[str, Any]] = [
+                {
+                    "type": "metrics",
+                    "time": 1e9 + step / 10,
+                    "step": step,
+                    "values": dict(zip(figures, row, strict=True)),
+                }
+                for step, row in enumerate(rng.normal(size=(every, 20)).tolist(), start=start)
+            ]
+            values = rng.normal(size=len(health))
+            values[::2] = values[::2].astype(np.float32)
+            # A record of its own, as the trainer writes it.
+            row = dict(zip(health, values.tolist(), strict=True))
+            records.insert(1, records[0] | {"values": row})
+            client.telemetry(name, TOKEN, first, records)
+            first += len(records)
+        self.end(name)
+        points = self._count("SELECT sum(points) FROM metric_blocks")
+        assert points == steps * len(figures) + 500 * len(health)
+        blocks = self._count("SELECT count(*) FROM metric_blocks")
+        print(
+            f"sparse                  {points:10d} points in {blocks} blocks: {len(figures)} "
+            f"series each step, {len(health)} each {every}"
+        )
+        self.disk()
+
     def latest(self, count: int) -> None:
         """The newest value of every series."""
         name = self.job("job_latest")
@@ -274,6 +314,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--writers", type=int, default=4)
+    parser.add_argument("--every", type=int, default=100, help="steps between looks at health")
     parser.add_argument("--read-steps", type=int, default=1_000_000)
     parser.add_argument("--mlflow-python")
     parser.add_argument("--mlflow-seconds", type=float, default=10.0)

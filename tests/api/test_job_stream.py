@@ -146,9 +146,11 @@ async def test_what_retention_takes_resets_who_would_have_needed_it(
 ) -> None:
     await worker.telemetry(3, *(metrics(s, x=1.0) for s in range(3)), log("line"))
     database = lone_service.database
-    assert await Compactor(database).merge_next(running_job, 1, ended=True)
+    compactor, blocks = Compactor(database), 0
+    while await compactor.merge_next(running_job, 1, ended=True):
+        blocks += 1
     await lone_service.sql("UPDATE metric_blocks SET created_at = now() - interval '2 days'")
-    assert await sweep(database, MetricSettings(**settings)) == 1
+    assert await sweep(database, MetricSettings(**settings)) == blocks > 0
     await worker.finish("succeeded", "completed")
     stored = await lone_service.sql("SELECT stream_floor FROM jobs")
     newest_metrics = stored[0].stream_floor

@@ -1,7 +1,7 @@
 """Blocks of points in memory: made of records or frames, joined, summed up by column."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,12 +165,12 @@ def of_records(records: Sequence[Record]) -> list[Block]:
     return [_of_group(group) for group in groups.values()]
 
 
-def components(keys: Sequence[tuple[str, ...]]) -> list[int]:
-    """For each tuple of names a number; tuples with a name in common, or linked by others that
-    have, get the same.
+def components(keys: Sequence[Collection[str]]) -> list[int]:
+    """For each collection of names, hashable itself, a number; those with a name in common, or
+    linked by others that have, get the same.
     """
     parent: list[int] = []
-    known: dict[tuple[str, ...], int] = {}
+    known: dict[Collection[str], int] = {}
     owner: dict[str, int] = {}
 
     def root(number: int) -> int:

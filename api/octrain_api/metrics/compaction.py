@@ -32,7 +32,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.exc import IntegrityError
 
 from octrain_api.database import Database
-from octrain_api.metrics.blocks import STATS, Block, join, union
+from octrain_api.metrics.blocks import STATS, Block, components, join, union
 from octrain_api.metrics.repository import FINAL, MetricRepository, block_values
 from octrain_api.metrics.rollups import Rollup, roll_up
 from octrain_api.models import Attempt, MetricBatch, MetricBlock, MetricRollup
@@ -70,7 +70,25 @@ class OpenBatch:
 
 
 def plan(batches: Sequence[OpenBatch], ended: bool) -> Merge | None:
-    """The next merge of one attempt's batches, given in the order of recording."""
+    """The next merge of one attempt's batches, given in the order of recording.
+
+    Only what shares names is joined: figures of every step and the health of every hundredth would
+    make a matrix of mostly empty cells, which reaches the size of a block with few points in it.
+    """
+    merges = (_plan_family(family, ended) for family in _families(batches))
+    return next((merge for merge in merges if merge is not None), None)
+
+
+def _families(batches: Sequence[OpenBatch]) -> list[list[OpenBatch]]:
+    """Batches of which no two families share a name: each series has all of its own in one."""
+    found: dict[int, list[OpenBatch]] = {}
+    numbers = components([batch.names for batch in batches])
+    for number, batch in zip(numbers, batches, strict=True):
+        found.setdefault(number, []).append(batch)
+    return list(found.values())
+
+
+def _plan_family(batches: Sequence[OpenBatch], ended: bool) -> Merge | None:
     if ended:
         run, full = _fitting(batches)
         return Merge(tuple(batch.id for batch in run), FINAL) if run else None
@@ -164,9 +182,10 @@ class Compactor:
             repository = MetricRepository(session)
             of_attempt = await repository.open_batches(job_id, attempt)
             layouts = await repository.layouts(list({batch.layout_id for batch in of_attempt}))
+        names_of = {key: frozenset(names) for key, names in layouts.items()}
         merge = plan(
             [
-                OpenBatch(batch.id, batch.tier, batch.rows, frozenset(layouts[batch.layout_id]))
+                OpenBatch(batch.id, batch.tier, batch.rows, names_of[batch.layout_id])
                 for batch in of_attempt
                 if batch.layout_id in layouts
             ],

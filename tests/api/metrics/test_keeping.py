@@ -38,6 +38,25 @@ def test_the_plan_joins_runs_of_one_tier() -> None:
     assert plan([], ended=True) is None
 
 
+def test_only_what_shares_names_is_joined() -> None:
+    """Figures of each step, and the health of some: apart, but in their order."""
+    names = [frozenset({"a", "b"}), frozenset({"h1", "h2"})]
+    mixed = [OpenBatch(n, 0, 10, names[n % 2]) for n in range(31)]
+    merge = plan(mixed, ended=False)
+    assert merge is not None
+    assert (merge.batch_ids, merge.tier) == (tuple(range(0, 32, 2)), 1)
+    left = [batch for batch in mixed if batch.id not in merge.batch_ids]
+    assert plan(left, ended=False) is None
+    merge = plan(left, ended=True)
+    assert merge is not None
+    assert (merge.batch_ids, merge.tier) == (tuple(range(1, 31, 2)), FINAL)
+    # Whatever links them makes them one: a series then has all of its batches in one order.
+    link = OpenBatch(31, 0, 10, frozenset({"b", "h1"}))
+    merge = plan([*mixed, link], ended=True)
+    assert merge is not None
+    assert merge.batch_ids == tuple(range(32))
+
+
 def test_a_block_that_is_full_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = compaction.MAX_ROWS // 3
     merge = plan(batches(0, 0, 0, 0, 0, rows=rows), ended=False)
