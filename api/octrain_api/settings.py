@@ -268,8 +268,8 @@ class SchedulerSettings(BaseSettings):
 
     # Whether a job may pause running jobs of lower priority that hold the slots it needs.
     preemption: Literal["off", "pause"] = "off"
-    # Placements per transaction: also the most that one tick places before the next begins.
-    # More of them make a tick longer and each placement hardly cheaper (`benchmarks/scheduler.py`).
+    # The most that one tick places. More of them make a tick longer and each placement hardly
+    # cheaper (`benchmarks/scheduler.py`).
     batch: int = Field(default=50, ge=1, le=1000)
     # What queued jobs wait for is stated when it changes, and anew at least this often.
     refresh: float = Field(default=10.0, ge=0)

@@ -297,3 +297,48 @@ async def test_a_plan_is_checked_again_under_the_locks(
     assert await place(choices) == [], "nothing is placed twice, and nothing too many"
     [row] = await lone_service.sql("SELECT gpu_indices FROM attempts WHERE device = 'cuda'")
     assert row.gpu_indices == [0, 1, 2]
+
+
+async def _register_many(service: Any, count: int) -> None:
+    """As so many nodes do when the service comes back after a while."""
+    await service.sql(
+        "INSERT INTO nodes (id, name, owner, boot_id, hostname, version, device_kinds, cpu_slots, "
+        "gpus, engines, roots, private_roots) SELECT 'many_' || n, 'many-' || n, 'o', 'b', 'h', "
+        """'1', '{cpu}', 1, '[]', '{"amp": {"ok": true}}', '{}', false """
+        "FROM generate_series(1, :count) AS n ON CONFLICT (id) DO UPDATE SET described_at = now()",
+        count=count,
+    )
+
+
+async def test_no_tick_reads_what_a_thousand_nodes_can_do(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """Each reads some, and none decides anything before all are known: the only node that can run
+    the job may be among the last."""
+    await _register_many(lone_service, 600)
+    job_id = await submit(user)
+    settings = lone_service.settings
+    scheduler = Scheduler(lone_service.database, settings.controller, settings.scheduler)
+    assert [await scheduler.tick() for _ in range(3)] == [(0, True), (0, True), (1, False)]
+    [event] = await lone_service.sql(
+        "SELECT * FROM events WHERE job_id = :job AND seq > 1", job=job_id
+    )
+    assert event.data["node"] == "node-a"
+    assert not await lone_service.sql("SELECT 1 FROM queue_groups WHERE waiting_for LIKE '%node%'")
+
+
+async def test_a_new_leader_knows_the_nodes_before_it_acts(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    await _register_many(lone_service, 600)
+    await submit(user)
+    settings = lone_service.settings
+    scheduler = Scheduler(lone_service.database, settings.controller, settings.scheduler)
+    await scheduler.prepare()
+    assert not await lone_service.sql("SELECT 1 FROM attempts"), "nor is anything done by it"
+    assert not await lone_service.sql("SELECT 1 FROM queue_groups")
+    assert await scheduler.tick() == (1, False)
+    # All of them come back at one time.
+    await _register_many(lone_service, 600)
+    await submit(user)
+    assert [(await scheduler.tick())[1] for _ in range(3)] == [True, True, False]

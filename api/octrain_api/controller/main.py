@@ -90,6 +90,7 @@ async def _lead(
         log.info("this controller leads")
         await connection.execute(f"LISTEN {QUEUE_CHANNEL}")
         loops = _Loops(database, settings, sender, tracing)
+        await loops.prepare()
         tasks = loops.start()
         try:
             await _watch(connection, loops, tasks, stop, settings.controller.tick)
@@ -156,6 +157,10 @@ class _Loops:
         self.wake_scheduler = asyncio.Event()
         self._wake_relay = asyncio.Event()
         self._wake_metrics = asyncio.Event()
+
+    async def prepare(self) -> None:
+        """What is better done before the loops run."""
+        await self._scheduler.prepare()
 
     def start(self) -> list[asyncio.Task[None]]:
         """Start every loop."""
