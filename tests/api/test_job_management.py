@@ -289,3 +289,16 @@ async def test_many_at_once_stay_whole(service: Any, submit: Any, action: str) -
     assert {answer.status_code for answer in answers} <= {200, 201}
     events = (await user.get(f"/jobs/{job_id}/events")).json()["items"]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+
+
+async def test_a_supervisor_of_a_deleted_job_is_stale(
+    worker: Any, user: Any, running_job: str
+) -> None:
+    """It stops for that; an attempt that is not there it would take for a fault of the service."""
+    await user.post(f"/jobs/{running_job}/cancel")
+    await worker.finish("stopped", "cancelled_by_user")
+    assert (await user.delete(f"/jobs/{running_job}")).status_code == 204
+    for answer in (await worker.post("heartbeat"), await worker.finish("failed", "worker_lost")):
+        assert answer.status_code == 409, answer.text
+        assert answer.json()["type"] == "/problems/stale-attempt"
+        assert "deleted" in answer.json()["detail"]

@@ -75,9 +75,11 @@ class AttemptService:
 
     async def _lock(self, attempt_id: str) -> tuple[Job, Attempt]:
         job_id = await self._attempts.job_id_of(attempt_id, self._node)
-        job = await self._jobs.lock(job_id) if job_id is not None else None
-        if job is None:
+        if job_id is None:
             raise not_found("attempt", attempt_id)
+        job = await self._jobs.lock(job_id)
+        if job is None:
+            raise _stale("The job of this attempt has been deleted; nothing is written to it.")
         return job, await self._attempts.lock(attempt_id)
 
     async def _lock_fenced(self, attempt_id: str, token: int) -> tuple[Job, Attempt]:

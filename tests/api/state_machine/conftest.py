@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator
 from pathlib import Path
@@ -57,7 +58,7 @@ WISHES = st.fixed_dictionaries(
         ),
     }
 )
-USER_ACTIONS = st.sampled_from(["cancel", "pause", "resume"])
+USER_ACTIONS = st.sampled_from(["cancel", "pause", "resume", "start"])
 TICKS = st.sampled_from(["scheduler", "relay", "reconciler", "reconciler without the API"])
 NODE_ACTIONS = st.sampled_from(
     ["heartbeat", "register", "reboot", "drain", "drain?release=true", "undrain", "release"]
@@ -77,7 +78,7 @@ SAVES = st.integers(1, 3).map(
 WRITES = st.one_of(
     st.tuples(
         st.just("heartbeat"),
-        st.fixed_dictionaries({"step": st.none() | st.integers(0, 50)}),
+        st.fixed_dictionaries({"step": st.none() | st.integers(0, 50), "lost": st.booleans()}),
     ),
     st.integers(1, 3).map(
         lambda n: (
@@ -147,7 +148,9 @@ class World:
         self.admin = service.client(await service.key("root", "admin"))
 
     async def reset(self) -> None:
-        await self.service.sql("TRUNCATE jobs, nodes, outbox, queue_groups, service_clocks CASCADE")
+        await self.service.sql(
+            "TRUNCATE jobs, nodes, outbox, queue_groups, service_clocks, idempotency_keys CASCADE"
+        )
         settings = self.service.settings
         self.scheduler = Scheduler(
             self.service.database,
@@ -157,8 +160,19 @@ class World:
         self.reconciler = Reconciler(self.service.database, settings)
         self.ids: dict[str, str] = {}
         self.boots = Counter[str]()
+        self.skipped = 0.0
         for name in NODES:
             await self.register(name)
+
+    @property
+    def now(self) -> float:
+        """The clock of everybody's machines, in seconds: it goes on as the database's does."""
+        return time.monotonic() + self.skipped
+
+    async def advance(self, seconds: float, *, service_away: bool = False) -> None:
+        """Let every clock run on."""
+        self.skipped += seconds
+        await self.service.advance(seconds, service_away=service_away)
 
     async def register(self, name: str) -> httpx.Response:
         engine = {"ok": True, "reasons": [], "version": None}
