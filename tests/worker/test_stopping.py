@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from octrain_worker.supervisor.process_tree import read_process
 
 
@@ -183,6 +185,47 @@ def test_a_heartbeat_says_which_lease_is_held(workplace: Any, until: Callable[..
     assert child.wait(timeout=30) == 0, workplace.log()
     assert lost == [3, 4]
     assert attempt.held[:6] == [1, 2, 2, 2, 5, 6]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_an_hour_without_the_api(
+    workplace: Any, tmp_path: Path, until: Callable[..., Any], allowed: bool
+) -> None:
+    """Where the lease allows it, training goes on in the same attempt as if nothing had been; the
+    hour is one of the machine's clock that runs since boot."""
+    passed = tmp_path / "passed"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "_clock = time.clock_gettime\n"
+        "time.clock_gettime = lambda which: _clock(which) + (\n"
+        f"    3600 if which == time.CLOCK_BOOTTIME and os.path.exists({str(passed)!r}) else 0)\n"
+    )
+    paths = [str(tmp_path), workplace.environment["PYTHONPATH"]]
+    workplace.environment["PYTHONPATH"] = os.pathsep.join(paths)
+    attempt = workplace.api.add("att_a", {"steps": 99999, "step_seconds": 0.02})
+    attempt.lease_seconds = 7200.0 if allowed else 3000.0
+    child = workplace.supervise("att_a")
+    until(lambda: attempt.steps and attempt.heartbeats > 1, "it trains, and is heard")
+    workplace.api.away = True
+    everyone = workplace.trainer_processes("att_a")
+    assert everyone
+    asked = len(workplace.api.requests)
+    passed.touch()
+    if not allowed:
+        until(lambda: not [pid for pid in everyone if alive(pid)], "the trainer's end", 20)
+        workplace.api.away = False
+        assert child.wait(timeout=30) == 0, workplace.log()
+        assert (attempt.finished["reason"], attempt.finished["resumable"]) == ("worker_lost", True)
+        return
+    until(lambda: len(workplace.api.requests) > asked + 3, "it asks, and is not answered")
+    assert all(alive(pid) for pid in everyone)
+    before = attempt.steps[-1]
+    workplace.api.away = False
+    until(lambda: attempt.steps[-1] > before + 10, "it is told")
+    assert workplace.trainer_processes("att_a") == everyone
+    attempt.wanted = "cancel"
+    assert child.wait(timeout=30) == 0, workplace.log()
+    assert attempt.steps == numbered(attempt.finished["step"])
 
 
 def test_lease_that_runs_out_stops_the_trainer_before_its_end(
