@@ -1,6 +1,6 @@
 import { useMutation, useQuery, useQueryClient } from '@tanstack/react-query';
 import { Link } from '@tanstack/react-router';
-import { useState } from 'react';
+import { useMemo, useState } from 'react';
 import { body, client, type Schemas } from '~/api/client';
 import { useScope } from '~/app/session';
 import { Ago } from '~/components/Ago';
@@ -10,10 +10,11 @@ import { StatusBadge } from '~/components/StatusBadge';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { toast, toastError } from '~/components/Toast';
 import { formatBytes, formatPercent } from '~/format/numbers';
+import { byNode, type PlacedJob, usePlacedJobs } from './jobsOnNodes';
 import './nodes.css';
 
 type Node = Schemas['NodeObject'];
-type Job = Schemas['JobObject'];
+const NO_JOBS: PlacedJob[] = [];
 
 interface Gpu {
   index: number;
@@ -28,17 +29,8 @@ export default function NodesPage() {
     queryFn: async ({ signal }) => body(await client.GET('/v1/nodes', { signal })).items,
     refetchInterval: 5000,
   });
-  const jobs = useQuery({
-    queryKey: ['jobs', 'on-nodes'],
-    queryFn: async ({ signal }) => {
-      const query = {
-        status: ['starting', 'running', 'pausing', 'cancelling'] as Schemas['Status'][],
-        limit: 500,
-      };
-      return body(await client.GET('/v1/jobs', { params: { query }, signal })).items as Job[];
-    },
-    refetchInterval: 5000,
-  });
+  const jobs = usePlacedJobs();
+  const placed = useMemo(() => byNode(jobs.data ?? []), [jobs.data]);
   return (
     <Page title="Nodes">
       {nodes.isPending ? (
@@ -54,19 +46,12 @@ export default function NodesPage() {
       ) : (
         <div className="node-grid">
           {nodes.data.map((node) => (
-            <NodeCard key={node.id} node={node} jobs={jobsOn(node, jobs.data ?? [])} />
+            <NodeCard key={node.id} node={node} jobs={placed.get(node.name) ?? NO_JOBS} />
           ))}
         </div>
       )}
     </Page>
   );
-}
-
-function jobsOn(node: Node, jobs: readonly Job[]): Job[] {
-  return jobs.filter((job) => {
-    const last = job.attempts.at(-1);
-    return last !== undefined && last.node === node.name && last.ended_at === null;
-  });
 }
 
 function stateOf(node: Node): { tone: string; text: string } {
@@ -76,7 +61,7 @@ function stateOf(node: Node): { tone: string; text: string } {
   return { tone: 'good', text: 'ready' };
 }
 
-function NodeCard({ node, jobs }: { node: Node; jobs: Job[] }) {
+function NodeCard({ node, jobs }: { node: Node; jobs: PlacedJob[] }) {
   const admin = useScope('admin');
   const state = stateOf(node);
   const gpus = node.gpus as unknown as Gpu[];
