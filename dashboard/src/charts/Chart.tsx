@@ -33,12 +33,38 @@ export const Chart = memo(function Chart(
     watcher.observe(element);
     return () => watcher.disconnect();
   }, []);
-  const { title, lines, axis, elapsed, log, smoothing, marks, span, onSpan, format, syncKey } =
-    plot;
+  const {
+    title,
+    lines,
+    axis,
+    elapsed,
+    log,
+    zero,
+    smoothing,
+    marks,
+    span,
+    onSpan,
+    format,
+    syncKey,
+  } = plot;
   // biome-ignore lint/correctness/useExhaustiveDependencies: `plot` is made of these props
   useEffect(() => {
     if (near) return takeTurn(() => flushSync(() => setDrawn(plot)));
-  }, [near, title, lines, axis, elapsed, log, smoothing, marks, span, onSpan, format, syncKey]);
+  }, [
+    near,
+    title,
+    lines,
+    axis,
+    elapsed,
+    log,
+    zero,
+    smoothing,
+    marks,
+    span,
+    onSpan,
+    format,
+    syncKey,
+  ]);
   return (
     <figure className="card chart" ref={frame}>
       <figcaption className="chart-head">

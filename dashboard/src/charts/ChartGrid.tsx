@@ -16,6 +16,8 @@ export interface Panel {
   lines: Line[];
   /** Whether the switch of the log axis is for it. */
   log?: boolean;
+  /** Whether its axis of values begins at zero: where sizes are compared. */
+  zero?: boolean;
   format?: (value: number | null) => string;
   actions?: ReactNode;
 }
@@ -96,6 +98,7 @@ export function ChartGrid(props: {
           lines={panel.lines}
           axis={view.axis}
           log={view.log && (panel.log ?? false)}
+          zero={panel.zero}
           smoothing={view.smoothing}
           span={span}
           onSpan={onSpan}

@@ -144,8 +144,10 @@ export default function Heatmap(props: {
         )}
       </div>
       <div className="heat-key" aria-hidden="true">
+        {heat.beyond.low ? '≤ ' : ''}
         {format(log ? 2 ** heat.low : heat.low)}
         <span style={{ background: `linear-gradient(to right, ${ramp.join(', ')})` }} />
+        {heat.beyond.high ? '≥ ' : ''}
         {format(log ? 2 ** heat.high : heat.high)}
       </div>
     </div>

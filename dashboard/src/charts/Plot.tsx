@@ -17,6 +17,8 @@ export interface PlotProps {
   /** Whether times are seconds since each curve's beginning, and not moments. */
   elapsed?: boolean;
   log?: boolean;
+  /** Whether the axis of values begins at zero. */
+  zero?: boolean;
   smoothing?: number;
   marks?: readonly Mark[];
   /** The span of the axis that is shown; null: all. */
@@ -33,7 +35,8 @@ export const Plot = memo(function Plot(props: PlotProps & { height: number }) {
   const readout = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot | null>(null);
   const theme = useShownTheme();
-  const { lines, axis, elapsed = false, log = false, smoothing = 0, height, syncKey } = props;
+  const { lines, axis, elapsed = false, log = false, zero = false } = props;
+  const { smoothing = 0, height, syncKey } = props;
   const format = props.format ?? formatNumber;
 
   const data = useMemo(() => dataOf(lines, axis, log, smoothing), [lines, axis, log, smoothing]);
@@ -47,6 +50,7 @@ export const Plot = memo(function Plot(props: PlotProps & { height: number }) {
     axis,
     elapsed,
     log,
+    zero,
     smoothing > 0,
     theme,
     syncKey,
@@ -62,7 +66,7 @@ export const Plot = memo(function Plot(props: PlotProps & { height: number }) {
     const width = Math.max(200, element.clientWidth);
     const chart = new uPlot(
       optionsOf(
-        { lines, axis, elapsed, log, smoothed: smoothing > 0, width, height, syncKey },
+        { lines, axis, elapsed, log, zero, smoothed: smoothing > 0, width, height, syncKey },
         () => now.current,
         colourReader(element),
         tell,

@@ -37,6 +37,7 @@ describe('pixelsOf', () => {
         notFinite: [[1, 1]],
         low: 1,
         high: 3,
+        beyond: { low: false, high: false },
       },
       RAMP,
       [255, 0, 0],
@@ -66,6 +67,7 @@ const heat = {
   notFinite: [],
   low: 0,
   high: 1,
+  beyond: { low: false, high: false },
 };
 
 describe('placeOf', () => {

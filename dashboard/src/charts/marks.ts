@@ -4,8 +4,17 @@ import type { Line, Mark } from './lines';
 import type { Colours } from './style';
 
 /** The place of a step on the axis, by the first line that has points about it. */
-function placeOf(step: number, chart: { lines: readonly Line[]; axis: XAxis }): number | null {
-  if (chart.axis === 'step') return step;
+export function placeOf(
+  step: number,
+  chart: { lines: readonly Line[]; axis: XAxis },
+): number | null {
+  if (chart.axis === 'step') {
+    // The newest points stand at the first of their steps, and the axis ends there.
+    const ends = chart.lines.map(({ curve }) => [curve.step.at(-1) ?? 0, curve.width] as const);
+    const last = Math.max(...ends.map(([end]) => end));
+    const within = ends.some(([end, width]) => end === last && step < last + width);
+    return step > last && within ? last : step;
+  }
   for (const { curve } of chart.lines) {
     const x = xOf(curve, chart.axis);
     const index = curve.step.findIndex((other) => other + curve.width > step);

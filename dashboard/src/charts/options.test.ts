@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { logRange } from './options';
+import { logRange, padded } from './options';
 
 describe('logRange', () => {
   it('goes to the next multiples of a power of ten, and no further', () => {
@@ -12,5 +12,20 @@ describe('logRange', () => {
     expect(logRange(5, 5)).toEqual([5, 6]);
     expect(logRange(1, 1)).toEqual([1, 2]);
     expect(logRange(null, null)).toEqual([1, 10]);
+  });
+});
+
+describe('the axis of values', () => {
+  it('sizes stand on zero, other curves have room around them', () => {
+    expect(padded(400, 500, true)).toEqual([0, 540]);
+    expect(padded(-1, 1, true)[0]).toBeLessThan(-1);
+    expect(padded(400, 500, false)).toEqual([394, 506]);
+    // A little above zero is no reason to begin elsewhere.
+    expect(padded(1, 100, false)[0]).toBe(0);
+    expect(padded(0, 0, true)).toEqual([0, 1]);
+    expect(padded(0, 0, false)).toEqual([0, 1]);
+    // A mean of ones may be a little beside one.
+    const [low, high] = padded(1, 1 + Number.EPSILON, false);
+    expect([low, high]).toEqual([expect.closeTo(0.95), expect.closeTo(1.05)]);
   });
 });

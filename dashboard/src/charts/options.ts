@@ -1,12 +1,14 @@
 /** A chart as uPlot is told of it. */
 
 import type uPlot from 'uplot';
-import { formatCompact } from '~/format/numbers';
+import { formatBytes, formatCompact, formatNumber, formatTick } from '~/format/numbers';
 import { formatDuration } from '~/format/times';
 import type { XAxis } from './curves';
 import type { Line, Mark } from './lines';
 import { drawMarks } from './marks';
 import { axisOf, bandsOf, type Colours, seriesOf } from './style';
+
+const BINARY = Array.from({ length: 60 }, (_, power) => 2 ** power);
 
 /** What a plot cannot change once it is made. */
 export interface Shape {
@@ -15,6 +17,8 @@ export interface Shape {
   /** Whether times are seconds since each curve's beginning, and not moments. */
   elapsed: boolean;
   log: boolean;
+  /** Whether the axis of values begins at zero: where sizes are compared. */
+  zero: boolean;
   smoothed: boolean;
   width: number;
   height: number;
@@ -39,7 +43,8 @@ export function optionsOf(
   colours: Colours,
   tell: (chart: uPlot) => void,
 ): uPlot.Options {
-  const { axis, elapsed, log, smoothed } = shape;
+  const { axis, elapsed, log, zero, smoothed } = shape;
+  const { format } = current();
   return {
     width: shape.width,
     height: shape.height,
@@ -64,7 +69,7 @@ export function optionsOf(
       },
       y: log
         ? { distr: 3, range: (_, min, max) => logRange(min, max) }
-        : { range: (_, min, max) => padded(min, max) },
+        : { range: (_, min, max) => padded(min, max, zero) },
     },
     axes: [
       axisOf(colours, {
@@ -79,7 +84,13 @@ export function optionsOf(
       }),
       axisOf(colours, {
         size: 62,
-        values: (_, ticks) => ticks.map((tick) => (tick === null ? '' : current().format(tick))),
+        // Round bytes are powers of two.
+        incrs: format === formatBytes ? BINARY : undefined,
+        values: (_, ticks, _axis, _space, increment) =>
+          ticks.map((tick) => {
+            if (tick === null) return '';
+            return format === formatNumber && !log ? formatTick(tick, increment) : format(tick);
+          }),
       }),
     ],
     series: [
@@ -118,9 +129,13 @@ function clockTicks(chart: uPlot, ticks: readonly number[]): string[] {
   return ticks.map((tick) => format.format(new Date(tick * 1000)));
 }
 
-function padded(min: number | null, max: number | null): [number, number] {
+export function padded(min: number | null, max: number | null, zero: boolean): [number, number] {
   if (min === null || max === null || !Number.isFinite(min) || !Number.isFinite(max)) return [0, 1];
-  const pad = (max - min) * 0.06 || Math.abs(max) * 0.05 || 1;
+  if (zero && min >= 0) return [0, max * 1.08 || 1];
+  const size = Math.max(Math.abs(min), Math.abs(max));
+  // What differs by rounding alone is one value; uPlot would look for ticks between for ever.
+  const varies = max - min > size * 1e-9;
+  const pad = varies ? (max - min) * 0.06 : size * 0.05 || 1;
   return [min >= 0 && min - pad < 0 ? 0 : min - pad, max + pad];
 }
 

@@ -2,7 +2,7 @@
 
 import type uPlot from 'uplot';
 import { formatDuration, formatTime } from '~/format/times';
-import type { XAxis } from './curves';
+import { type XAxis, xOf } from './curves';
 import type { Line } from './lines';
 
 export interface Told {
@@ -36,12 +36,23 @@ export function readoutOf(chart: uPlot, props: Told): string {
       : `${props.axis} ${Math.round(at).toLocaleString('en-US')}`;
   const smoothed = (props.smoothing ?? 0) > 0;
   let column = 1;
-  const parts = props.lines.map(({ label, band, steady }) => {
+  const parts = props.lines.map((line) => {
+    const { label, band, steady } = line;
     const values = chart.data[column];
     column += 1 + (smoothed && !steady ? 1 : 0) + (band ? 2 : 0);
-    return `${label} ${props.format(near(values, index))}`;
+    return `${label} ${props.format(isOver(line, props.axis, at) ? null : near(values, index))}`;
   });
   return `${axis} · ${parts.join(' · ')}`;
+}
+
+/**
+ * Whether a line has ended before a place: what it came to is no value there. A line of few points
+ * (`steady`) holds until its next.
+ */
+export function isOver({ curve, steady }: Line, axis: XAxis, at: number): boolean {
+  const x = xOf(curve, axis);
+  const [before, last] = [x.at(-2) ?? null, x.at(-1) ?? null];
+  return !steady && before !== null && last !== null && at > last + 2 * (last - before);
 }
 
 /** The value there, or the nearest one before: curves of several metrics have points apart. */

@@ -6,6 +6,7 @@ import {
   formatNumber,
   formatPercent,
   formatRatio,
+  formatTick,
   numberOf,
 } from './numbers';
 
@@ -29,10 +30,24 @@ describe('formatNumber', () => {
     [2.123456, '2.123'],
     [-2.5, '−2.5'],
     [12345, '12,345'],
-    [3e-4, '3.00e−4'],
-    [1.5e9, '1.50e9'],
+    [3e-4, '3e−4'],
+    [3.204e-4, '3.2e−4'],
+    [1.5e9, '1.5e9'],
+    [1e10, '1e10'],
+    [-2e-10, '−2e−10'],
     [0.001, '0.001'],
   ])('%s is %s', (value, text) => expect(formatNumber(value)).toBe(text));
+});
+
+describe('formatTick', () => {
+  it('tells the values of an axis apart', () => {
+    const ticks = [5.8925, 5.895, 5.8975, 5.9, 5.9025].map((tick) => formatTick(tick, 0.0025));
+    expect(ticks).toEqual(['5.8925', '5.8950', '5.8975', '5.9000', '5.9025']);
+    expect([0, 0.25, -0.5].map((tick) => formatTick(tick, 0.25))).toEqual(['0', '0.25', '−0.50']);
+    expect([1000, 1500].map((tick) => formatTick(tick, 500))).toEqual(['1,000', '1,500']);
+    expect([5e-6, 1e-5].map((tick) => formatTick(tick, 5e-6))).toEqual(['5e−6', '1e−5']);
+    expect(formatTick(2e6, 5e5)).toBe('2e6');
+  });
 });
 
 describe('units', () => {

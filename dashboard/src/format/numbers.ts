@@ -21,10 +21,25 @@ export function formatNumber(value: Wire, digits = 4): string {
   if (size >= 1e6 || size < 1e-3)
     return number
       .toExponential(Math.min(digits - 1, 2))
-      .replace('e+', 'e')
+      .replace(/\.?0*e\+?/, 'e')
       .replaceAll('-', '−');
   if (Number.isInteger(number)) return number.toLocaleString('en-US').replace('-', '−');
   return String(Number(number.toPrecision(digits))).replace('-', '−');
+}
+
+/**
+ * A value beside an axis whose values stand `increment` apart: with the decimals that tell it from
+ * the next, 5.8975 below 5.9000.
+ */
+export function formatTick(value: number, increment: number): string {
+  if (value === 0 || Math.abs(value) >= 1e6 || !(increment >= 1e-4)) return formatNumber(value);
+  const [, decimals = ''] = String(Number(increment.toPrecision(3))).split('.');
+  return value
+    .toLocaleString('en-US', {
+      minimumFractionDigits: decimals.length,
+      maximumFractionDigits: decimals.length,
+    })
+    .replace('-', '−');
 }
 
 /** 12345 as 12.3k: for narrow places. */

@@ -19,12 +19,12 @@ const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => `--series-${number}`);
 const colourOf = (index: number) => COLOURS[index % COLOURS.length] ?? '--series-1';
 
 // biome-ignore format: a table
-const PANELS: { title: string; name: string; log?: boolean; format?: (value: number | null) => string }[] = [
+const PANELS: { title: string; name: string; log?: boolean; zero?: boolean; format?: (value: number | null) => string }[] = [
   { title: 'Training loss', name: 'train/loss', log: true },
   { title: 'Evaluation loss', name: 'eval/loss', log: true },
   { title: 'Gradient norm', name: 'train/grad_norm', log: true },
-  { title: 'Throughput, tokens/s', name: 'perf/tokens_per_second', format: formatCompact },
-  { title: 'Peak memory', name: 'memory/peak_bytes', format: formatBytes },
+  { title: 'Throughput, tokens/s', name: 'perf/tokens_per_second', format: formatCompact, zero: true },
+  { title: 'Peak memory', name: 'memory/peak_bytes', format: formatBytes, zero: true },
 ];
 
 export default function ComparePage() {

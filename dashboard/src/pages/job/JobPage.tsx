@@ -48,7 +48,9 @@ export default function JobPage() {
   }, [tab, ready]);
   if (!job) {
     return query.isError ? (
-      <ErrorState error={query.error} onRetry={() => void query.refetch()} />
+      <Page title="Job">
+        <ErrorState error={query.error} onRetry={() => void query.refetch()} />
+      </Page>
     ) : (
       <Loading label="Reading the job" />
     );
@@ -121,7 +123,9 @@ function Situation({ job }: { job: Job }) {
     notes.push({ text: job.waiting_for ? `${place}; waits for ${job.waiting_for}.` : `${place}.` });
   }
   if (job.status === 'failed' && job.detail) notes.push({ text: job.detail, bad: true });
-  else if (job.detail && job.reason !== 'completed') notes.push({ text: job.detail });
+  // What the status says already is no news.
+  else if (job.detail && job.detail !== job.status && job.reason !== 'completed')
+    notes.push({ text: job.detail });
   if (attempt && !job.is_final) {
     if (attempt.unreachable_since) {
       notes.push({
@@ -181,7 +185,7 @@ function Tiles({ job }: { job: Job }) {
         <Tile
           label="Gap to the reference"
           value={`${formatNumber(Number(gap) * 100, 3)} %`}
-          note={`newest step of the reference, ${formatNumber(latest['parity/reference_loss'])}`}
+          note={`reference ${formatNumber(latest['parity/reference_loss'])}`}
         />
       )}
       <Tile label="Tokens/s" value={formatCompact(latest['perf/tokens_per_second'])} />

@@ -91,6 +91,7 @@ export const LayerTable = memo(function LayerTable(props: {
         id: 'recipe',
         header: 'Recipe',
         accessorFn: (row) => (row.reason === null ? recipe : ''),
+        cell: ({ getValue }) => <span className="nowrap">{getValue<string>()}</span>,
       },
       {
         accessorKey: 'reason',

@@ -55,8 +55,10 @@ export interface Heat {
   cells: [number, number, number, number][];
   /** Cells whose figure was NaN or infinite. */
   notFinite: [number, number][];
+  /** What the ends of the ramp of colours stand for, and whether there are cells beyond them. */
   low: number;
   high: number;
+  beyond: { low: boolean; high: boolean };
 }
 
 /** A place in the training: a layer, and a step of it or (null) all of them. */
@@ -101,6 +103,7 @@ export function heatOf(
     notFinite: [],
     low: Number.POSITIVE_INFINITY,
     high: Number.NEGATIVE_INFINITY,
+    beyond: { low: false, high: false },
   };
   layers.forEach((layer, row) => {
     for (const { buckets } of found.get(layer) ?? []) {
@@ -126,11 +129,32 @@ export function heatOf(
   if (!log) {
     heat.low = 0;
     heat.high = Math.max(heat.high, 0.001);
-  } else if (heat.low === heat.high) {
+    return heat;
+  }
+  const [low, high] = fences(heat.cells.map(([, , drawn]) => drawn));
+  heat.beyond = { low: heat.low < low, high: heat.high > high };
+  heat.low = Math.max(heat.low, low);
+  heat.high = Math.min(heat.high, high);
+  if (heat.low === heat.high) {
     heat.low -= 1;
     heat.high += 1;
   }
   return heat;
+}
+
+/**
+ * Bounds beyond which values are far out: three times the distance of the quartiles from them
+ * (Tukey 1977, section 2D). The first step of delayed scaling, whose scales are all 1, would leave
+ * one colour to everything else.
+ */
+function fences(values: readonly number[]): [number, number] {
+  const sorted = Float64Array.from(values).sort();
+  const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))] ?? 0;
+  const [first, third] = [at(0.25), at(0.75)];
+  const reach = 3 * (third - first);
+  // Most are the same: then the others are what is worth seeing.
+  if (reach === 0) return [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
+  return [first - reach, third + reach];
 }
 
 /** The worst of a figure over all steps, by layer, with the tensor and the step where it was. */

@@ -10,6 +10,7 @@ interface Known {
   names: readonly [name: string, label: string][];
   format?: (value: number | null) => string;
   log?: boolean;
+  zero?: boolean;
   steady?: boolean;
 }
 
@@ -19,11 +20,11 @@ const PANELS: Known[] = [
   { title: 'Gap to the reference', names: [['parity/gap', 'gap']], format: formatPercent },
   { title: 'Gradient norm', names: [['train/grad_norm', 'norm']], log: true },
   { title: 'Learning rate', names: [['train/lr', 'rate']], steady: true },
-  { title: 'Throughput, tokens/s', names: [['perf/tokens_per_second', 'tokens/s']], format: formatCompact },
-  { title: 'Peak memory', names: [['memory/peak_bytes', 'peak']], format: formatBytes, steady: true },
-  { title: 'GPU utilization', names: [['gpu/utilization', 'GPU']], format: formatPercent },
-  { title: 'GPU memory', names: [['gpu/memory_bytes', 'memory']], format: formatBytes, steady: true },
-  { title: 'GPU power, W', names: [['gpu/power_watts', 'power']] },
+  { title: 'Throughput, tokens/s', names: [['perf/tokens_per_second', 'tokens/s']], format: formatCompact, zero: true },
+  { title: 'Peak memory', names: [['memory/peak_bytes', 'peak']], format: formatBytes, steady: true, zero: true },
+  { title: 'GPU utilization', names: [['gpu/utilization', 'GPU']], format: formatPercent, zero: true },
+  { title: 'GPU memory', names: [['gpu/memory_bytes', 'memory']], format: formatBytes, steady: true, zero: true },
+  { title: 'GPU power, W', names: [['gpu/power_watts', 'power']], zero: true },
 ];
 /** The metrics that have a chart without asking. */
 export const NAMES: readonly string[] = PANELS.flatMap(({ names }) => names.map(([name]) => name));

@@ -249,7 +249,7 @@ function Why({ job }: { job: JobRow }) {
       ? 'no progress for a while'
       : null;
   const text = job.is_final || !attempt ? job.detail : (trouble ?? job.detail ?? attempt.phase);
-  if (!text || job.reason === 'completed') return null;
+  if (!text || text === job.status || job.reason === 'completed') return null;
   return (
     <span className="line sub" title={text}>
       {text}
