@@ -7,7 +7,24 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import StartService
 from tests.dashboard.browser import PATIENCE, launched, require_browser
+from tests.running_service import Service
+
+
+@pytest.fixture(scope="session")
+def played_service(start_service: StartService) -> Service:
+    """A stack for nodes that are played: the one that others share must not know of any. It may
+    send webhooks to this machine, and soon gives up on one."""
+    return start_service(
+        "played",
+        {
+            "OCTRAIN_WEBHOOK_ALLOW_HTTP": "true",
+            "OCTRAIN_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8",
+            "OCTRAIN_WEBHOOK_RETRY_FIRST": "0.2",
+            "OCTRAIN_WEBHOOK_GIVE_UP_AFTER": "0.5",
+        },
+    )
 
 
 @pytest.fixture(scope="module")

@@ -106,6 +106,7 @@ def pages(jobs: dict[str, str]) -> dict[str, str]:
         "job-fp8": f"{job}?tab=fp8",
         "job-timeline": f"{job}?tab=timeline",
         "job-logs": f"{job}?tab=logs",
+        "job-files": f"{job}?tab=files",
         "job-spec": f"{job}?tab=spec",
         "compare": f"/compare?jobs={jobs['llama-fp8']},{jobs['llama-bf16']}",
         "new-job": "/jobs/new",

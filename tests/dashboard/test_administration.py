@@ -12,27 +12,12 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import StartService
 from tests.dashboard.browser import settled, sign_in
 from tests.dashboard.long_jobs import USUAL
 from tests.dashboard.played_node import PlayedNode, training
 from tests.running_service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
-
-
-@pytest.fixture(scope="module")
-def open_service(start_service: StartService) -> Service:
-    """A stack that may send webhooks to this machine, and soon gives up on one."""
-    return start_service(
-        "administration",
-        {
-            "OCTRAIN_WEBHOOK_ALLOW_HTTP": "true",
-            "OCTRAIN_WEBHOOK_ALLOWED_NETWORKS": "127.0.0.0/8",
-            "OCTRAIN_WEBHOOK_RETRY_FIRST": "0.2",
-            "OCTRAIN_WEBHOOK_GIVE_UP_AFTER": "0.5",
-        },
-    )
 
 
 @dataclass
@@ -71,9 +56,9 @@ def receiver() -> Iterator[Receiver]:
 
 
 def test_a_delivery_that_failed_is_sent_again(
-    open_service: Service, page: Any, receiver: Receiver
+    played_service: Service, page: Any, receiver: Receiver
 ) -> None:
-    sign_in(page, open_service.stack.url, open_service.stack.api_key, "/webhooks")
+    sign_in(page, played_service.stack.url, played_service.stack.api_key, "/webhooks")
     page.get_by_role("button", name="New webhook").click()
     page.get_by_label("URL").fill(receiver.url)
     page.get_by_role("button", name="Make it").click()
@@ -101,14 +86,14 @@ def test_a_delivery_that_failed_is_sent_again(
     row.get_by_text("delivered").wait_for()
 
 
-def test_quotas_are_set_changed_and_taken_away(open_service: Service, page: Any) -> None:
+def test_quotas_are_set_changed_and_taken_away(played_service: Service, page: Any) -> None:
     def quotas() -> dict[str, Any]:
         return {
             each["owner"]: (each["queued"], each["running"], each["gpu_hours"])
-            for each in open_service.http.get("/v1/quotas").json()["items"]
+            for each in played_service.http.get("/v1/quotas").json()["items"]
         }
 
-    sign_in(page, open_service.stack.url, open_service.stack.api_key, "/usage")
+    sign_in(page, played_service.stack.url, played_service.stack.api_key, "/usage")
     page.get_by_role("button", name="Quotas for an owner").click()
     dialog = page.get_by_role("dialog")
     assert dialog.get_by_role("button", name="Set").is_disabled(), "for nobody"
@@ -136,23 +121,27 @@ def test_quotas_are_set_changed_and_taken_away(open_service: Service, page: Any)
     assert quotas() == {}
 
 
-def test_gpus_of_a_node_and_of_a_job_on_it(open_service: Service, page: Any) -> None:
-    with PlayedNode(open_service, "gpu-node", gpus=2) as node:
+def test_gpus_of_a_node_and_of_a_job_on_it(played_service: Service, page: Any) -> None:
+    with PlayedNode(played_service, "gpu-node", gpus=2) as node:
         job = node.take("on-a-gpu", training={"steps": 50})
         node.send(job, list(training(USUAL, range(1, 51))))
         node.report_gpus(samples=30)
-        sign_in(page, open_service.stack.url, open_service.stack.api_key, "/nodes")
+        with page.expect_response(lambda answer: "/v1/jobs?" in answer.url) as asked:
+            sign_in(page, played_service.stack.url, played_service.stack.api_key, "/nodes")
+        # What runs where is asked every few seconds: without what cards do not show.
+        placed = {told["id"]: set(told) for told in asked.value.json()["items"]}
+        assert placed[job.id] == {"id", "name", "status", "attempts"}
         card = page.locator(".card").filter(has=page.get_by_role("heading", name="gpu-node"))
         held = card.get_by_role("meter", name=re.compile("GPU 0 · NVIDIA H200 · .* · in use"))
         free = card.get_by_role("meter", name=re.compile("GPU 1 · NVIDIA H200 · .* · free"))
         use = [float(meter.get_attribute("value")) for meter in (held, free)]
-        told = open_service.http.get(f"/v1/nodes/{node.id}/metrics").json()["samples"][-1]["gpus"]
+        told = played_service.http.get(f"/v1/nodes/{node.id}/metrics").json()["samples"][-1]["gpus"]
         assert use == pytest.approx([gpu["utilization"] for gpu in told], abs=0.15)
         card.get_by_role("link", name="on-a-gpu").click()
 
         # Its charts, each with the newest figure as text beside it.
         settled(page)
-        newest = open_service.object(job.id)["latest_metrics"]
+        newest = played_service.object(job.id)["latest_metrics"]
         assert newest, "the job has figures"
         for title in ("GPU utilization", "GPU memory", "GPU power, W"):
             chart = page.locator(".chart").filter(

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.conftest import StartService
 from tests.dashboard.browser import SIZES, settled, sign_in
 from tests.dashboard.drawn import drawn
 from tests.dashboard.played_node import PlayedNode
@@ -26,9 +25,8 @@ STAIRS = (1.37, 13.7, 137.0)
 
 
 @pytest.fixture(scope="module")
-def service(start_service: StartService) -> Service:
-    """A stack of its own: the one that others share must not know of a node that is none."""
-    return start_service("curves-and-logs", {})
+def service(played_service: Service) -> Service:
+    return played_service
 
 
 @pytest.fixture(scope="module")
@@ -190,3 +188,47 @@ def test_the_log_is_searched_followed_and_downloaded(
         page.goto(f"{service.stack.url}/dashboard/jobs/{job.id}?tab={name.lower()}")
         settled(page)
         expect(page.get_by_role("tab", name=name)).to_be_in_viewport(ratio=0.9)
+
+
+def test_a_log_that_grows_too_long_has_no_gap(
+    service: Service, node: PlayedNode, page: Any
+) -> None:
+    """The page holds 20,000 lines; what it let go comes back whole, and nothing is left out."""
+    kept, number = 20_000, re.compile(r"^number (\d+)$")
+    job = node.take("chatty", training={"steps": 90})
+    node.send(job, [log_line("number 1")])
+    sign_in(page, service.stack.url, service.stack.api_key, f"/jobs/{job.id}?tab=logs")
+    shown, follow = page.locator(".log-text"), page.get_by_label("Follow the end")
+    count = page.get_by_role("region", name="Log", exact=True).get_by_text("lines here")
+    expect(shown.last).to_have_text("number 1")
+    node.send(job, [log_line(f"number {each}") for each in range(2, kept + 3001)])
+    expect(shown.last).to_have_text(f"number {kept + 3000}")
+    expect(count).to_contain_text("20,000 lines here")
+
+    def numbers() -> list[int]:
+        found = [number.match(text) for text in shown.all_inner_texts()]
+        assert all(found), found
+        return [int(one[1]) for one in found if one]
+
+    page.get_by_role("button", name="Older lines").click()
+    expect(count).to_contain_text("21,000 lines here")
+    expect(follow).not_to_be_checked()
+    # What was the first line is where it was; those before it are the ones that it followed.
+    expect(page.get_by_text("number 3001", exact=True)).to_be_in_viewport()
+    around = numbers()
+    assert around[0] < 3000 < around[-1], around
+    assert around == list(range(around[0], around[-1] + 1))
+    lines = page.get_by_role("region", name="Lines of the log")
+    lines.evaluate("(element) => element.scrollTo(0, 0)")
+    expect(page.get_by_text("number 2001", exact=True)).to_be_in_viewport()
+
+    # From one who looks back nothing is taken; at the end again, all of it is there.
+    node.send(job, [log_line(f"number {each}") for each in range(kept + 3001, kept + 3011)])
+    expect(count).to_contain_text("more have come")
+    expect(page.get_by_text("number 2001", exact=True)).to_be_in_viewport()
+    follow.check()
+    expect(shown.last).to_have_text(f"number {kept + 3010}")
+    expect(count).not_to_contain_text("more have come")
+    tail = numbers()
+    assert tail == list(range(tail[0], kept + 3011))
+    node.finish(job)

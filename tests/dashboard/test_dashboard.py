@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -145,8 +146,9 @@ def test_axe_finds_nothing_serious(service: Any, browser: Any, scheme: str, size
         found = {"sign in": violations(page)}
         sign_in(page, service.stack.url, service.stack.api_key)
         job_page = f"/jobs/{job.id}"
-        tabs = [f"{job_page}?tab={tab}" for tab in ("fp8", "timeline", "logs", "spec")]
-        for path in (*PATHS, job_page, *tabs):
+        tabs = [f"{job_page}?tab={tab}" for tab in ("fp8", "timeline", "logs", "files", "spec")]
+        compared = f"/compare?jobs={job.id}"
+        for path in (*PATHS, compared, "/jobs/job_of_nobody", job_page, *tabs):
             page.goto(f"{service.stack.url}/dashboard{path}")
             settled(page)
             found[path] = violations(page)
@@ -178,6 +180,8 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
     page.get_by_role("button", name=f"Kept {len(kept)}", exact=True).click()
     shown = [row.locator("td").first.inner_text() for row in layers.all()]
     assert sorted(shown) == sorted(kept)
+    page.get_by_role("button", name=f"All {len(report)}", exact=True).click()
+    _each_layer_is_told(service, fp8, report, layers)
 
     # The formats as they were measured, of GEMMs and of what is stored.
     measured = service.http.get(f"/v1/jobs/{fp8.id}/precision").json()["rows"]
@@ -193,7 +197,7 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
 
     # The heatmap is drawn, and the like job in BF16 is found.
     page.locator(".heatmap canvas").first.wait_for()
-    page.get_by_text("Speed against BF16").wait_for()
+    _speed_and_memory_are_told(service, jobs, page)
     page.get_by_role("link", name="Compare the two").click()
     page.get_by_role("heading", level=1, name="Compare").wait_for()
     figures = page.get_by_role("region", name="Figures of the jobs").locator("tbody tr")
@@ -211,6 +215,67 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
     fields = [row.locator("td").first.inner_text() for row in differences.locator("tbody tr").all()]
     assert {"recipe.engine", "recipe.amax_history_len", "recipe.dtype"} <= set(fields)
     assert not any(field.startswith(("training", "model", "data")) for field in fields)
+
+
+def _each_layer_is_told(service: Any, job: Any, report: Any, layers: Any) -> None:
+    """Where a layer came from, what it became by which recipe or why not, and its worst."""
+    told = service.object(job.id)["spec"]["recipe"]
+    recipe = f"{told['engine']} {told['scaling']} {told['fp8_format']}"
+    worst: dict[str, dict[str, tuple[float, str]]] = {"saturated": {}, "underflow": {}}
+    for figure, of in worst.items():
+        query = f"name=fp8/*/{figure}&form=points"
+        for series in service.http.get(f"/v1/jobs/{job.id}/metrics?{query}").json()["series"]:
+            _, *layer, tensor, _ = series["name"].split("/")
+            name = "/".join(layer)
+            for step, value in series["points"]:
+                if name not in of or value > of[name][0]:
+                    of[name] = (value, f"{tensor}, step {step}")
+    assert any(value > 0 for value, _ in worst["saturated"].values()), "there is something to see"
+
+    shown = {row.locator("td").first.inner_text(): row for row in layers.all()}
+    for row in report:
+        cells = [each.inner_text() for each in shown[row["name"]].locator("td").all()]
+        _, origin, target, by, reason, saturated, underflow, alarms = cells
+        assert origin == row["from"], row
+        if row["reason"] is not None:
+            assert (target, by, reason) == ("kept", "", row["reason"])
+        else:
+            assert target.startswith(row["to"] or row["from"]), row
+            assert (by, reason) == (recipe, "")
+        most, where = worst["saturated"].get(row["name"], (None, ""))
+        assert saturated.split() == [*_percent(most).split(), *(where.split() if most else [])]
+        assert underflow == _percent(worst["underflow"].get(row["name"], (None, ""))[0])
+        events = service.events(job.id)
+        of_layer = [e for e in events if e["data"].get("layer") == row["name"]]
+        assert int(alarms) == sum(e["kind"] == "fp8_alarm" for e in of_layer)
+
+
+def _percent(share: float | None) -> str:
+    """A share as pages write it: three digits, and never zero for what is none."""
+    if share is None:
+        return "–"
+    if share == 0:
+        return "0 %"
+    return "< 0.001 %" if share * 100 < 0.001 else f"{float(f'{share * 100:.3g}'):g} %"
+
+
+def _speed_and_memory_are_told(service: Any, jobs: Any, page: Any) -> None:
+    """The ratio of the medians of speed and of the peaks of memory, as the service has them."""
+    speed, memory = [], []
+    for job in jobs:
+        values = {}
+        for name in ("perf/tokens_per_second", "memory/peak_bytes"):
+            query = f"name={name}&form=points"
+            answer = service.http.get(f"/v1/jobs/{job.id}/metrics?{query}").json()
+            values[name] = [value for _, value in answer["series"][0]["points"]]
+        speed.append(statistics.median(values["perf/tokens_per_second"]))
+        memory.append(max(values["memory/peak_bytes"]))
+    for label, (own, other) in (
+        ("Speed against BF16", speed),
+        ("Peak memory against BF16", memory),
+    ):
+        tile = page.locator(".tile").filter(has=page.get_by_text(label, exact=True))
+        expect(tile.locator(".tile-value")).to_have_text(f"{own / other:.2f}×")
 
 
 def test_what_was_set_is_apart_and_its_copies_make_the_same_job(service: Any, page: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from typing import Any
 
 import pytest
@@ -53,6 +54,30 @@ def test_paused_resumed_cloned_and_edited(service: Any, page: Any) -> None:
     page.get_by_role("button", name="Start", exact=True).click()
     assert service.http.post(f"/v1/jobs/{job.id}/cancel").status_code == 200
     expect(badge).to_contain_text("succeeded")
+
+
+def test_nothing_there_says_what_to_do(service: Any, page: Any) -> None:
+    """To one who has no jobs yet, at a job that is not there, and at an address of none."""
+    url = service.stack.url
+    key = service.client.create_key("new here", uuid.uuid4().hex, ["jobs:read"])
+    sign_in(page, url, key)
+    expect(page.get_by_text("No jobs yet")).to_be_visible()
+    expect(page.get_by_role("link", name="Make the first one")).to_have_attribute(
+        "href", "/dashboard/jobs/new"
+    )
+    page.goto(f"{url}/dashboard/compare")
+    expect(page.get_by_text("No jobs chosen")).to_be_visible()
+    # A job of somebody else is none of theirs.
+    others = service.submit("of-another", training={"steps": 2})
+    service.end(others)
+    for missing in ("job_of_nobody", others.id):
+        page.goto(f"{url}/dashboard/jobs/{missing}")
+        expect(page.get_by_role("alert")).to_contain_text(f"There is no job '{missing}'.")
+        expect(page.get_by_role("button", name="Try again")).to_be_visible()
+        expect(page.get_by_role("heading", level=1)).to_be_visible()
+    page.goto(f"{url}/dashboard/no/such/page")
+    page.get_by_role("link", name="Show the jobs").click()
+    expect(page.get_by_text("No jobs yet")).to_be_visible()
 
 
 def test_the_service_away_and_the_viewers_time(service: Any, browser: Any) -> None:

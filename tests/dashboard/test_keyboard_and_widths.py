@@ -43,6 +43,20 @@ def test_from_the_list_to_a_cancelled_job_by_keyboard(service: Any, page: Any) -
     page.get_by_role("heading", name="by-keyboard", level=1).wait_for()
     settled(page)
 
+    # A job at work has a pulse, but not for those who asked for little motion.
+    pulse = """() => {
+        const dot = document.querySelector('.job-facts .badge.active .dot');
+        const { animationName, animationDuration, animationIterationCount } = getComputedStyle(dot);
+        return [animationName, parseFloat(animationDuration), animationIterationCount];
+    }"""
+    assert page.evaluate(pulse) == ["pulse", 1.6, "infinite"]
+    page.emulate_media(reduced_motion="reduce")
+    name, seconds, times = page.evaluate(pulse)
+    assert (seconds < 0.001, times) == (True, "1"), name
+    transition = "() => getComputedStyle(document.querySelector('.button')).transitionDuration"
+    assert float(page.evaluate(transition).split(",")[0].removesuffix("s")) < 0.001
+    page.emulate_media(reduced_motion="no-preference")
+
     # One tab is in the order of the keyboard; arrows lead to the others, and around.
     press_to(page, "Charts")
     for name in ("FP8 health", "Timeline", "Logs", "Files", "Spec", "Charts"):

@@ -15,7 +15,6 @@ import psycopg
 import pytest
 from playwright.sync_api import expect
 
-from tests.conftest import StartService
 from tests.dashboard.browser import PATIENCE, sign_in
 from tests.dashboard.long_jobs import SERIES, STEPS, alarm, long_job, recorded_job
 from tests.dashboard.page_speed import open_job, replay, watch
@@ -29,9 +28,8 @@ LONGEST_TASK = 2000
 
 
 @pytest.fixture(scope="module")
-def service(start_service: StartService) -> Service:
-    """A stack of its own: the one that others share must not know of a node that is none."""
-    return start_service("long-jobs", {})
+def service(played_service: Service) -> Service:
+    return played_service
 
 
 @pytest.fixture(scope="module")
