@@ -10,8 +10,8 @@ of the runs. A run's speed is that of the clock between the reports of its sixth
 sixth before its last, so that nothing between steps is left out.
 
 ``small`` is for a CPU: `emulated`, one thread for each trainer (two cores at least, or the servers
-take the trainer's time). ``1b`` and ``3b`` need a GPU: te's delayed scaling, Llama-3.2's shapes,
-2 x 4096 tokens a step, stored in bf16.
+take the trainer's time). The others need a GPU: te's delayed scaling, 2 x 4096 tokens a step, stored
+in bf16; ``1b`` and ``3b`` are Llama-3.2's shapes, ``2b`` is the latter with half of its blocks.
 """
 
 from __future__ import annotations
@@ -34,30 +34,17 @@ from octrain.local.stack import LocalStack
 EVERY = 6
 """Steps that the bare loop reports together; as many are not counted at either end."""
 
+LARGE = {"mlp": 8192, "kv_heads": 8, "vocabulary": 128256}
 SHAPES: dict[str, dict[str, int]] = {
     "small": {"hidden": 256, "mlp": 704, "layers": 4, "heads": 4, "kv_heads": 4, "vocabulary": 272},
-    "1b": {
-        "hidden": 2048,
-        "mlp": 8192,
-        "layers": 16,
-        "heads": 32,
-        "kv_heads": 8,
-        "vocabulary": 128256,
-    },
-    "3b": {
-        "hidden": 3072,
-        "mlp": 8192,
-        "layers": 28,
-        "heads": 24,
-        "kv_heads": 8,
-        "vocabulary": 128256,
-    },
+    "1b": {**LARGE, "hidden": 2048, "layers": 16, "heads": 32},
+    "2b": {**LARGE, "hidden": 3072, "layers": 14, "heads": 24},
+    "3b": {**LARGE, "hidden": 3072, "layers": 28, "heads": 24},
 }
-BATCHES = {"small": (4, 256), "1b": (2, 4096), "3b": (2, 4096)}
 
 
 def spec_of(name: str, steps: int, telemetry: dict[str, Any]) -> dict[str, Any]:
-    shape, (rows, length) = SHAPES[name], BATCHES[name]
+    shape, (rows, length) = SHAPES[name], batch_of(name)
     on_cpu = name == "small"
     return {
         "model": {
@@ -88,6 +75,11 @@ def spec_of(name: str, steps: int, telemetry: dict[str, Any]) -> dict[str, Any]:
         "telemetry": telemetry,
         "resources": {"device": "cpu" if on_cpu else "cuda"},
     }
+
+
+def batch_of(name: str) -> tuple[int, int]:
+    """Rows of a step, and their length."""
+    return (4, 256) if name == "small" else (2, 4096)
 
 
 def seconds_of_a_step(reported: dict[int, float], steps: int) -> float:
@@ -150,7 +142,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.steps % EVERY or chosen.steps <= 2 * EVERY:
         parser.error(f"--steps must be a multiple of {EVERY}, and more than {2 * EVERY}")
-    rows, length = BATCHES[chosen.shape]
+    rows, length = batch_of(chosen.shape)
     seconds: dict[str, list[float]] = {"through the service": [], "bare loop": []}
     with tempfile.TemporaryDirectory(prefix="octrain-overhead-") as temporary:
         stack = LocalStack(Path(temporary) / "stack", environment={"OMP_NUM_THREADS": "1"})
