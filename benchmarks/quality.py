@@ -55,7 +55,15 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 ROWS = (
     *("bf16", "bf16_again", "bf16_seed", "delayed", "delayed_again", "delayed_seed"),
-    *("delayed_plain", "delayed_plain_seed", "current", "current_plain", "block", "block_plain"),
+    *(
+        "bf16_plain",
+        "delayed_plain",
+        "delayed_plain_seed",
+        "current",
+        "current_plain",
+        "block",
+        "block_plain",
+    ),
     "torchao",
 )
 

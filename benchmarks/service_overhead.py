@@ -10,8 +10,8 @@ of the runs. A run's speed is that of the clock between the reports of its sixth
 sixth before its last, so that nothing between steps is left out.
 
 ``small`` is for a CPU: `emulated`, one thread for each trainer (two cores at least, or the servers
-take the trainer's time). The others need a GPU: te's delayed scaling, 2 x 4096 tokens a step, stored
-in bf16; ``1b`` and ``3b`` are Llama-3.2's shapes, ``2b`` is the latter with half of its blocks.
+take the trainer's time). The others need a GPU: te's delayed scaling, 2 x 4096 tokens a step,
+stored in bf16; ``1b`` and ``3b`` are Llama-3.2's shapes, ``2b`` has half of the latter's blocks.
 """
 
 from __future__ import annotations
