@@ -201,13 +201,16 @@ def _fused_blocks(
                 continue
             layers += half.layers
             if half is attention:
-                outs = sum(part.module.out_features for part in (half.q, half.k, half.v))
-                gemms.append(("norm_linear", half.q.module.in_features, outs))
-                output = half.o.module
-                gemms.append(("linear", output.in_features, output.out_features))
+                outs = sum(part.out_features for part in half.inputs)
+                gemms.append(("norm_linear", half.inputs[0].in_features, outs))
+                gemms.append(("linear", half.o.in_features, half.o.out_features))
             elif mlp is not None:
-                gate = mlp.gate.module
-                gemms.append(("norm_mlp", gate.in_features, gate.out_features))
+                first = mlp.inputs[0]
+                if len(mlp.inputs) == 2:
+                    gemms.append(("norm_mlp", first.in_features, first.out_features))
+                else:  # of MLPs without a gate no times were measured
+                    gemms.append(("norm_linear", first.in_features, first.out_features))
+                    gemms.append(("linear", mlp.down.in_features, mlp.down.out_features))
         if layers:
             found.append((layers, gemms))
     return found

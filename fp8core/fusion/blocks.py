@@ -9,6 +9,7 @@ in training that is warned of.
 from __future__ import annotations
 
 import functools
+import inspect
 import warnings
 from typing import Any
 
@@ -29,32 +30,44 @@ _PLAIN = (
     "a fused block computes as its model does, without FP8, as it was called with a mask or a "
     "key-value cache: call the model with `use_cache=False` and what `fused_inputs` gives"
 )
-_CACHES = ("cache", "past_key_values", "past_key_value", "layer_past")
+# What only the block's own way serves: key-value caches, and attention to an encoder.
+_ELSEWHERE = (
+    "cache",
+    "past_key_values",
+    "past_key_value",
+    "layer_past",
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+)
 
 
 class FusedAttention:
     """``o(attention(rotate(q), rotate(k), v))`` of the normalised input."""
 
-    def __init__(self, half: AttentionHalf, parts: BlockParts, angles: RotaryAngles) -> None:
+    def __init__(self, half: AttentionHalf, parts: BlockParts, angles: RotaryAngles | None) -> None:
+        if half.rotated and angles is None:
+            raise ValueError("attention that is rotated needs angles")
         self.half = half
-        self.group = f"{half.name}.qkv_proj"
-        linears = [half.q.module, half.k.module, half.v.module]
-        lay_together([linear.weight for linear in linears])  # type: ignore[misc]
-        if linears[0].bias is not None:
-            lay_together([linear.bias for linear in linears])
+        self.group = half.group
+        lay_together([linear.parameter for linear in half.inputs])
+        biases = [linear.bias for linear in half.inputs]
+        lay_together([bias for bias in biases if bias is not None])
         self._parts = parts
         self._angles = angles
-        self.norm_qkv = parts.norm_linear(half.norm, linears, self.group)
+        self.norm_qkv = parts.norm_linear(half.norm, half.inputs, self.group)
         if half.head_norms:
             self.norm_query, self.norm_key = (
                 parts.head_norm(half, name) for name in ("q_norm", "k_norm")
             )
         self.attend = parts.attention(half)
-        self.output = parts.linear(half.o.module, half.o.name)
+        self.output = parts.linear(half.o)
 
     def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
         half = self.half
         joined = self.norm_qkv(x)
+        if self._angles is None:
+            query, key, value = split_heads(joined, half)
+            return self.output(self.attend(query, key, value, sequences))
         angles = self._angles.upto(sequences.length, x.device)
         if half.head_norms:
             query, key, value = split_heads(joined, half)
@@ -69,12 +82,12 @@ class FusedAttention:
 
 
 class FusedMLP:
-    """``down(act(gate) * up)`` of the normalised input."""
+    """``down(act(gate) * up)`` of the normalised input, or ``down(act(up))``."""
 
     def __init__(self, half: MLPHalf, parts: BlockParts) -> None:
         self.half = half
         self.group = half.name
-        lay_together([half.gate.module.weight, half.up.module.weight])  # type: ignore[list-item]
+        lay_together([linear.parameter for linear in half.inputs])
         self.norm_mlp = parts.norm_mlp(half)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -85,10 +98,16 @@ class FusedBlock:
     """The fused parts of one block. ``install`` puts them to work, ``remove`` takes them out."""
 
     def __init__(
-        self, name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles
+        self,
+        name: str,
+        layer: nn.Module,
+        halves: Halves,
+        parts: BlockParts,
+        angles: RotaryAngles | None,
     ) -> None:
         self.name = name
         self.layer = layer
+        self.layout = halves.layout
         self._kinds = parts.kinds
         self.attention: FusedAttention | None = None
         self.mlp: FusedMLP | None = None
@@ -129,12 +148,12 @@ class FusedBlock:
         found: dict[str, tuple[Any, tuple[tuple[str, ...], ...]]] = {}
         if self.attention is not None:
             half = self.attention.half
-            inputs = ((half.q.name, half.k.name, half.v.name),)
+            inputs = (tuple(linear.name for linear in half.inputs),)
             found[self.attention.group] = (self.attention.norm_qkv, inputs)
             found[half.o.name] = (self.attention.output, ((half.o.name,),))
         if self.mlp is not None:
             mlp = self.mlp.half
-            layers = ((mlp.gate.name, mlp.up.name), (mlp.down.name,))
+            layers = (tuple(linear.name for linear in mlp.inputs), (mlp.down.name,))
             found[self.mlp.group] = (self.mlp.norm_mlp, layers)
         return {name: pair for name, pair in found.items() if isinstance(pair[0], nn.Module)}
 
@@ -166,47 +185,53 @@ class FusedBlock:
             self.remove()
 
     def __call__(self, hidden: Tensor, sequences: Sequences, options: dict[str, Any]) -> Tensor:
-        layer: Any = self.layer
+        own, layout = self.layer.get_submodule, self.layout
         if self.attention is not None:
             hidden = hidden + self.attention(hidden, sequences)
         else:
             options = {**options, SEQUENCES: sequences}
-            attended = layer.self_attn(hidden_states=layer.input_layernorm(hidden), **options)
+            normalised = own(layout.attention_norm)(hidden)
+            attended = own(layout.attention)(hidden_states=normalised, **options)
             hidden = hidden + (attended[0] if isinstance(attended, tuple) else attended)
         if self.mlp is not None:
             return hidden + self.mlp(hidden)
-        output: Tensor = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+        output: Tensor = hidden + own(layout.mlp)(own(layout.mlp_norm)(hidden))
         return output
 
 
-def _makes_masks(layer: Any) -> bool:
+def _makes_masks(attention: nn.Module) -> bool:
     """Whether the model would have made a mask where its rows are more than one sequence each.
 
     For flash attention it makes none, and what lies in a row is told by positions alone.
     """
-    config = getattr(getattr(layer, "self_attn", None), "config", None)
+    config = getattr(attention, "config", None)
     return getattr(config, "_attn_implementation", "eager") in ("eager", "sdpa", BY_DOCUMENTS)
 
 
 @functools.cache
 def _fused_class(kind: Any) -> Any:
     own_forward = kind.forward
+    # Without `self` and the hidden states.
+    names = list(inspect.signature(own_forward).parameters)[2:]
 
     def forward(self: Any, hidden_states: Tensor, *positional: Any, **options: Any) -> Any:
         sequences = options.pop(SEQUENCES, None)
         block: FusedBlock = self.__dict__[_HELD]
-        cached = any(options.get(name) is not None for name in _CACHES)
+        options |= dict(zip(names, positional, strict=False))
+        elsewhere = any(options.get(name) is not None for name in _ELSEWHERE)
         unmasked = sequences is None and options.get("attention_mask") is None
-        if unmasked and not cached and _makes_masks(self):
+        attention = self.get_submodule(block.layout.attention)
+        if unmasked and not elsewhere and _makes_masks(attention):
             # No mask means causal over each row.
             sequences = Sequences(*hidden_states.shape[:2])
-        if sequences is None or positional or cached:
+        if sequences is None or elsewhere:
             if sequences is not None:
                 options[SEQUENCES] = sequences
             if self.training and torch.is_grad_enabled():
                 warnings.warn(_PLAIN, stacklevel=2)
-            return own_forward(self, hidden_states, *positional, **options)
-        return block(hidden_states, sequences, options)
+            return own_forward(self, hidden_states, **options)
+        given = {name: value for name, value in options.items() if name not in _ELSEWHERE}
+        return block(hidden_states, sequences, given)
 
     members = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}
     return type(f"Fused{kind.__name__}", (kind,), members)

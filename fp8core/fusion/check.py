@@ -29,7 +29,7 @@ _ROWS, _LENGTH = 2, 128
 _DOCUMENTS = (0, 80, 128, 144, 256)
 
 
-def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles) -> str | None:
+def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles | None) -> str | None:
     """Why ``block`` must not be fused; None where all that is compared agrees.
 
     Random inputs of two rows, once each a sequence and once with documents packed in them.
@@ -58,7 +58,7 @@ def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles) -> str |
 def difference(
     block: FusedBlock,
     parts: BlockParts,
-    angles: RotaryAngles,
+    angles: RotaryAngles | None,
     sequences: Sequences,
     dtype: torch.dtype,
 ) -> dict[str, float]:
@@ -70,7 +70,7 @@ def difference(
     parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
     device = next(layer.parameters()).device
     generator = torch.Generator(device=device).manual_seed(0)
-    shape = (sequences.rows, sequences.length, _width(layer))
+    shape = (sequences.rows, sequences.length, _width(block))
     x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
     along = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
     window = block.attention.half.window if block.attention is not None else None
@@ -78,7 +78,7 @@ def difference(
     results = []
     for fused in (False, True):
         given = x.clone().requires_grad_()
-        with parts.high_precision(), _training(layer):
+        with parts.high_precision(), _training(layer), _same_random_numbers(device):
             if fused:
                 output = block(given, sequences, options)
             else:
@@ -100,26 +100,25 @@ def difference(
 def _options(
     layer: nn.Module,
     sequences: Sequences,
-    angles: RotaryAngles,
+    angles: RotaryAngles | None,
     dtype: torch.dtype,
     window: int | None,
 ) -> dict[str, Any]:
     """What a transformers model hands to its blocks."""
     device = next(layer.parameters()).device
     positions = sequences.positions(device)
-    table = angles.upto(sequences.length, device)[positions]
     blocked = torch.zeros(1, dtype=dtype, device=device)
     allowed = sequences.mask(device, window)
     mask = blocked.expand(allowed.shape).masked_fill(~allowed, torch.finfo(dtype).min)
-    return {
-        "attention_mask": mask,
-        "position_ids": positions,
-        "position_embeddings": (table.cos().to(dtype), table.sin().to(dtype)),
-    }
+    options: dict[str, Any] = {"attention_mask": mask, "position_ids": positions}
+    if angles is not None:
+        table = angles.upto(sequences.length, device)[positions]
+        options["position_embeddings"] = (table.cos().to(dtype), table.sin().to(dtype))
+    return options
 
 
-def _width(layer: nn.Module) -> int:
-    norm: Any = layer.get_submodule("input_layernorm")
+def _width(block: FusedBlock) -> int:
+    norm: Any = block.layer.get_submodule(block.layout.attention_norm)
     return int(norm.weight.numel())
 
 
@@ -134,7 +133,7 @@ def _relative(own: Tensor | None, other: Tensor | None) -> float:
 
 @contextmanager
 def _training(layer: nn.Module) -> Iterator[None]:
-    """In training mode without dropout of a kind that is not looked for: there is none here."""
+    """In training mode: the way that is looked at is that of training."""
     before = layer.training
     layer.train()
     try:
@@ -142,3 +141,11 @@ def _training(layer: nn.Module) -> Iterator[None]:
             yield
     finally:
         layer.train(before)
+
+
+@contextmanager
+def _same_random_numbers(device: torch.device) -> Iterator[None]:
+    """So that dropout in a half that is not fused drops the same out on both ways."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(0)
+        yield

@@ -112,16 +112,20 @@ def fuse(
     if not candidates:
         return fusion
     config: Any = getattr(model, "config", None)
-    angles, wrong = rotary_angles(model, length)
+    rotation: tuple[RotaryAngles | None, str | None] | None = None
     for name, layer in candidates:
         kind = type(layer).__name__
         halves = describe_block(name, layer, config)
         halves.keep_apart(kept)
+        angles, wrong = None, None
+        if halves.layout.rotated:
+            rotation = rotation or rotary_angles(model, length)
+            angles, wrong = rotation
         if wrong is not None and halves.attention is not None:
             halves.attention = None
             halves.reasons.append(wrong)
         block = None
-        if angles is None:
+        if angles is None and halves.layout.rotated:
             # Without them a block cannot be run, and so not be compared.
             halves.mlp = None
         elif halves.attention is not None or halves.mlp is not None:
@@ -167,7 +171,7 @@ def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts
 
 
 def _proved(
-    name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles
+    name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles | None
 ) -> FusedBlock | None:
     """The block with as many halves fused as agree with the plain ones."""
     attention, mlp = halves.attention, halves.mlp

@@ -21,8 +21,15 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fp8core.conversion.norms import describe_norm
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion.flash import flash_attention
-from fp8core.fusion.joined import join
-from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, split_heads
+from fp8core.fusion.parts import (
+    Attend,
+    AttentionHalf,
+    Kernel,
+    MLPHalf,
+    NamedLinear,
+    joined,
+    split_heads,
+)
 from fp8core.fusion.sequences import Sequences
 from fp8core.fusion.te_attention import TEAttention
 from fp8core.fusion.turns import Turns
@@ -63,11 +70,13 @@ class HighPrecisionParts:
         self._dtype = dtype
         self._turns = Turns()
 
-    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+    def norm_linear(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> Kernel:
         return NormLinear(norm, linears, self._dtype)
 
-    def linear(self, linear: nn.Linear, name: str) -> Kernel:
-        return linear
+    def linear(self, linear: NamedLinear) -> Kernel:
+        return linear.module
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
         return NormMLP(half, self._dtype)
@@ -154,24 +163,19 @@ class NormLinear(nn.Module):
     """Several Linears of one normalised input, as one GEMM."""
 
     def __init__(
-        self, norm: NormDescription, linears: Sequence[nn.Linear], dtype: torch.dtype
+        self, norm: NormDescription, linears: Sequence[NamedLinear], dtype: torch.dtype
     ) -> None:
         super().__init__()
         _raise_unless_taken(norm)
-        # In a tuple, so that they are not modules of this one: the model has them.
         self._linears = tuple(linears)
         self._norm, self._dtype = norm, dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = None
-        if self._linears[0].bias is not None:
-            bias = join([linear.bias for linear in self._linears])
-        weight = join([linear.weight for linear in self._linears])
-        return F.linear(_norm(x, self._norm, self._dtype), weight, bias)
+        return F.linear(_norm(x, self._norm, self._dtype), *joined(self._linears))
 
 
 class NormMLP(nn.Module):
-    """A gated MLP of a normalised input, in two GEMMs."""
+    """An MLP of a normalised input, in two GEMMs."""
 
     def __init__(self, half: MLPHalf, dtype: torch.dtype) -> None:
         super().__init__()
@@ -182,9 +186,12 @@ class NormMLP(nn.Module):
         from fp8core.fusion.gated_kernel import gated  # needs Triton
 
         half = self._half
-        weight = join([half.gate.module.weight, half.up.module.weight])
-        joined = F.linear(_norm(x, half.norm, self._dtype), weight)
-        return F.linear(gated(joined, half.activation), half.down.module.weight)
+        inner = F.linear(_norm(x, half.norm, self._dtype), *joined(half.inputs))
+        if half.activation == "gelu":
+            active = F.gelu(inner, approximate="tanh")
+        else:
+            active = gated(inner, half.activation)
+        return F.linear(active, half.down.weight, half.down.bias)
 
 
 def _norm(x: Tensor, norm: NormDescription, dtype: torch.dtype) -> Tensor:

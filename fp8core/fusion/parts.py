@@ -14,11 +14,15 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from fp8core.conversion.find import is_conv1d
 from fp8core.engines.protocol import NormDescription
+from fp8core.fusion.joined import join
 from fp8core.fusion.sequences import Sequences
 
 __all__ = [
+    "Activation",
     "AttentionHalf",
+    "BlockLayout",
     "BlockParts",
     "FP8AttentionParts",
     "FusingEngine",
@@ -26,37 +30,84 @@ __all__ = [
     "MLPHalf",
     "NamedLinear",
     "core_name",
+    "joined",
     "own_head_norm",
     "split_heads",
 ]
 
 GatedActivation = Literal["swiglu", "geglu"]
 """``act(gate) * up`` with SiLU, or with GELU in its tanh approximation."""
+Activation = Literal["swiglu", "geglu", "gelu"]
+"""The last: ``act(up)`` with GELU in its tanh approximation, and no gate."""
+
+
+@dataclass(frozen=True)
+class BlockLayout:
+    """The names of a block's children: its two norms, its attention and its MLP.
+
+    ``rotated``: whether attention rotates q and k by their positions.
+    """
+
+    attention_norm: str
+    attention: str
+    mlp_norm: str
+    mlp: str
+    rotated: bool
+
+    @property
+    def children(self) -> frozenset[str]:
+        return frozenset((self.attention_norm, self.attention, self.mlp_norm, self.mlp))
 
 
 @dataclass(frozen=True)
 class NamedLinear:
-    """A Linear of the model and its name there."""
+    """A Linear of the model, or transformers' ``Conv1D``, and its name there."""
 
     name: str
-    module: nn.Linear
+    module: nn.Module
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """The weight as the model keeps it."""
+        found = self.module.weight
+        assert isinstance(found, nn.Parameter)
+        return found
+
+    @property
+    def weight(self) -> Tensor:
+        """[out_features, in_features]: the Parameter itself, or a view that turns it over."""
+        return self.parameter.t() if is_conv1d(self.module) else self.parameter
+
+    @property
+    def bias(self) -> nn.Parameter | None:
+        found = self.module._parameters["bias"]
+        assert found is None or isinstance(found, nn.Parameter)
+        return found
+
+    @property
+    def in_features(self) -> int:
+        return int(self.weight.shape[1])
+
+    @property
+    def out_features(self) -> int:
+        return int(self.weight.shape[0])
 
 
 @dataclass(frozen=True)
 class AttentionHalf:
     """``x + o(attention(rotate(q), rotate(k), v))`` with q, k, v linear in ``norm(x)``.
 
-    ``q_norm`` and ``k_norm``: whether the attention module normalises each head of q and k, by its
-    children of these names. ``window``: how many tokens one sees, itself included; None: all.
+    ``inputs``: the Linears of q, k and v, or the one of all three together. ``rotated``: whether q
+    and k are. ``head_norms``: whether the attention module normalises each head of q and k, by its
+    children ``q_norm`` and ``k_norm``. ``window``: how many tokens one sees, itself included; None:
+    all.
     """
 
     name: str
     module: nn.Module
     norm: NormDescription
     norm_name: str
-    q: NamedLinear
-    k: NamedLinear
-    v: NamedLinear
+    inputs: tuple[NamedLinear, ...]
     o: NamedLinear
     heads: int
     kv_heads: int
@@ -64,10 +115,16 @@ class AttentionHalf:
     scale: float
     window: int | None
     head_norms: bool
+    rotated: bool
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return (self.norm_name, self.q.name, self.k.name, self.v.name, self.o.name)
+        return (self.norm_name, *(linear.name for linear in self.inputs), self.o.name)
+
+    @property
+    def group(self) -> str:
+        """The name of the GEMM that computes q, k and v."""
+        return self.inputs[0].name if len(self.inputs) == 1 else f"{self.name}.qkv_proj"
 
     @property
     def core_name(self) -> str:
@@ -77,19 +134,29 @@ class AttentionHalf:
 
 @dataclass(frozen=True)
 class MLPHalf:
-    """``x + down(act(gate) * up)`` with gate and up linear in ``norm(x)``."""
+    """``x + down(act(gate) * up)`` with gate and up linear in ``norm(x)``; or without a gate.
+
+    ``inputs``: the Linears of gate and up, or of up alone.
+    """
 
     name: str
     norm: NormDescription
     norm_name: str
-    gate: NamedLinear
-    up: NamedLinear
+    inputs: tuple[NamedLinear, ...]
     down: NamedLinear
-    activation: GatedActivation
+    activation: Activation
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return (self.norm_name, self.gate.name, self.up.name, self.down.name)
+        return (self.norm_name, *(linear.name for linear in self.inputs), self.down.name)
+
+    @property
+    def gemms(self) -> tuple[str, str]:
+        """The names of the two, behind that of the half."""
+        if len(self.inputs) == 2:
+            return ".gate_up_proj", ".down_proj"
+        up, down = (linear.name.removeprefix(self.name) for linear in (*self.inputs, self.down))
+        return up, down
 
 
 def core_name(attention: str) -> str:
@@ -107,14 +174,16 @@ class BlockParts(Protocol):
     kinds: ClassVar[Mapping[str, str]]
     """The class names of ``norm_linear``, ``linear`` and ``norm_mlp``, for the report."""
 
-    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+    def norm_linear(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> Kernel:
         """The Linears, side by side, of the normalised input."""
         ...
 
-    def linear(self, linear: nn.Linear, name: str) -> Kernel: ...
+    def linear(self, linear: NamedLinear) -> Kernel: ...
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
-        """``down(act(gate) * up)`` of the normalised input."""
+        """``down(act(gate) * up)`` of the normalised input, or ``down(act(up))``."""
         ...
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
@@ -185,6 +254,13 @@ def split_heads(joined: Tensor, half: AttentionHalf) -> tuple[Tensor, Tensor, Te
     return query, key, value
 
 
+def joined(linears: Sequence[NamedLinear]) -> tuple[Tensor, Tensor | None]:
+    """The weights of the Linears as one, side by side, and their biases: all have some or none."""
+    biases = [linear.bias for linear in linears]
+    weight = join([linear.weight for linear in linears])
+    return weight, None if biases[0] is None else join([b for b in biases if b is not None])
+
+
 def own_head_norm(half: AttentionHalf, name: str) -> Kernel:
     """The model's own module, looked up at each call: as a layer of its own it may be converted."""
     return lambda heads: half.module.get_submodule(name)(heads)
@@ -194,6 +270,7 @@ def own_head_norm(half: AttentionHalf, name: str) -> Kernel:
 class Halves:
     """The halves of one block that are to be fused, and why not the others."""
 
+    layout: BlockLayout
     attention: AttentionHalf | None = None
     mlp: MLPHalf | None = None
     reasons: list[str] = field(default_factory=list)

@@ -12,15 +12,16 @@ from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from fp8core.engines.protocol import NormDescription
-from fp8core.fusion.joined import join
 from fp8core.fusion.parts import (
     Attend,
     AttentionHalf,
     Kernel,
     MLPHalf,
+    NamedLinear,
+    joined,
     own_head_norm,
     split_heads,
 )
@@ -38,28 +39,24 @@ class PlainParts:
         "norm_mlp": "NormMLP",
     }
 
-    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
-        weights = [linear.weight for linear in linears]
-        biases = [linear.bias for linear in linears]
+    def norm_linear(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> Kernel:
+        return lambda x: F.linear(_normalised(x, norm), *joined(linears))
 
-        def kernel(x: Tensor) -> Tensor:
-            bias = None if biases[0] is None else join(biases)
-            return F.linear(_normalised(x, norm), join(weights), bias)
-
-        return kernel
-
-    def linear(self, linear: nn.Linear, name: str) -> Kernel:
+    def linear(self, linear: NamedLinear) -> Kernel:
         return lambda x: F.linear(x, linear.weight, linear.bias)
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
-        weights = [half.gate.module.weight, half.up.module.weight]
-
         def kernel(x: Tensor) -> Tensor:
-            gate, up = F.linear(_normalised(x, half.norm), join(weights)).chunk(2, dim=-1)
-            active = (
-                F.silu(gate) if half.activation == "swiglu" else F.gelu(gate, approximate="tanh")
-            )
-            return F.linear(active * up, half.down.module.weight)
+            inner = F.linear(_normalised(x, half.norm), *joined(half.inputs))
+            if half.activation == "gelu":
+                active = F.gelu(inner, approximate="tanh")
+            else:
+                gate, up = inner.chunk(2, dim=-1)
+                silu = half.activation == "swiglu"
+                active = (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up
+            return F.linear(active, half.down.weight, half.down.bias)
 
         return kernel
 

@@ -1,8 +1,8 @@
-"""Decoder blocks found by their structure: Llama's and those of its many descendants.
+"""Decoder blocks found by their structure: Llama's and those of its many descendants, and GPT-2's.
 
-A block is a module with the children ``self_attn``, ``mlp``, ``input_layernorm`` and
-``post_attention_layernorm`` and no other; its class is never asked for its name. What is found here
-is a claim about what the block computes; `check` proves it on numbers before it is used.
+A block is a module with the four children of a `BlockLayout` and no other; its class is never asked
+for its name. What is found here is a claim about what the block computes; `check` proves it on
+numbers before it is used.
 """
 
 from __future__ import annotations
@@ -13,39 +13,66 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8core.conversion.find import is_conv1d
 from fp8core.conversion.norms import describe_norm
 from fp8core.engines.protocol import NormDescription
-from fp8core.fusion.parts import AttentionHalf, GatedActivation, Halves, MLPHalf, NamedLinear
+from fp8core.fusion.parts import (
+    AttentionHalf,
+    BlockLayout,
+    GatedActivation,
+    Halves,
+    MLPHalf,
+    NamedLinear,
+)
 
 __all__ = ["describe_block", "find_blocks"]
 
-_CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+LLAMA = BlockLayout("input_layernorm", "self_attn", "post_attention_layernorm", "mlp", rotated=True)
+GPT2 = BlockLayout("ln_1", "attn", "ln_2", "mlp", rotated=False)
 
-_CHILDREN_OF_ATTENTION = ("input_layernorm", "self_attn")
-_CHILDREN_OF_MLP = ("post_attention_layernorm", "mlp")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """(name, module) of everything that has attention and an MLP of its own: candidates."""
     for name, module in model.named_modules():
-        children = {key for key, child in module._modules.items() if child is not None}
-        if {"self_attn", "mlp"} <= children:
+        if _layout(module) is not None:
             yield name, module
 
 
+def _layout(module: nn.Module) -> BlockLayout | None:
+    """The one whose attention and MLP it has; its norms may be others."""
+    children = {key for key, child in module._modules.items() if child is not None}
+    for layout in (LLAMA, GPT2):
+        # Of GPT-2's names the attention's alone would be found in many a vision model.
+        norms = set() if layout is LLAMA else {layout.attention_norm, layout.mlp_norm}
+        if {layout.attention, layout.mlp} | norms <= children:
+            return layout
+    return None
+
+
 def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
-    """The halves of ``block`` that fusion knows, and for each other one the reason."""
-    halves = Halves()
+    """The halves of ``block`` (see `find_blocks`) that fusion knows, and why not the others."""
+    layout = _layout(block)
+    if layout is None:
+        raise ValueError(f"{name} is not a block")
+    halves = Halves(layout)
     children = {key for key, child in block._modules.items() if child is not None}
-    if children != _CHILDREN:
-        odd = sorted(children ^ _CHILDREN)
-        halves.reasons.append(f"its parts are not those of a Llama block: {', '.join(odd)}")
+    if children != layout.children:
+        odd, of = sorted(children ^ layout.children), "Llama" if layout is LLAMA else "GPT-2"
+        halves.reasons.append(f"its parts are not those of a {of} block: {', '.join(odd)}")
         return halves
     if "forward" in block.__dict__:
         halves.reasons.append("its forward was replaced on this one object")
         return halves
-    for describe, parts in ((_attention, _CHILDREN_OF_ATTENTION), (_mlp, _CHILDREN_OF_MLP)):
+    if layout is LLAMA:
+        describe_attention, describe_mlp = _attention, _mlp
+    else:
+        describe_attention, describe_mlp = _gpt2_attention, _gpt2_mlp
+    for describe, parts in (
+        (describe_attention, (layout.attention_norm, layout.attention)),
+        (describe_mlp, (layout.mlp_norm, layout.mlp)),
+    ):
         found = _hooked(name, block, parts) or describe(name, block, config)
         if isinstance(found, AttentionHalf):
             halves.attention = found
@@ -81,7 +108,7 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
     assert not isinstance(linears, str)
     assert not isinstance(norm, str)
     q, k, v, o = linears
-    if len({linear.module.bias is None for linear in (q, k, v)}) > 1:
+    if len({linear.bias is None for linear in (q, k, v)}) > 1:
         return f"{path}: some of q, k and v have a bias and some have none"
     if getattr(attention, "is_causal", None) is not True:
         return f"{path} is not causal"
@@ -90,10 +117,10 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
     if getattr(config, "attn_logit_softcapping", None) or hasattr(attention, "sinks"):
         return f"{path} changes the scores before or in the softmax"
     head_dim = getattr(attention, "head_dim", None)
-    if not isinstance(head_dim, int) or q.module.out_features % head_dim:
+    if not isinstance(head_dim, int) or q.out_features % head_dim:
         return f"{path} does not say how wide its heads are"
-    heads, kv_heads = q.module.out_features // head_dim, k.module.out_features // head_dim
-    if v.module.out_features != k.module.out_features or kv_heads < 1 or heads % kv_heads:
+    heads, kv_heads = q.out_features // head_dim, k.out_features // head_dim
+    if v.out_features != k.out_features or kv_heads < 1 or heads % kv_heads:
         return f"{path}: {heads} heads of q and {kv_heads} of k and v do not fit"
     if head_norms:
         for child in ("q_norm", "k_norm"):
@@ -107,9 +134,7 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
         module=attention,
         norm=norm,
         norm_name=f"{name}.input_layernorm",
-        q=q,
-        k=k,
-        v=v,
+        inputs=(q, k, v),
         o=o,
         heads=heads,
         kv_heads=kv_heads,
@@ -117,6 +142,7 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
         scale=float(getattr(attention, "scaling", head_dim**-0.5)),
         window=_window(attention, config),
         head_norms=head_norms,
+        rotated=True,
     )
 
 
@@ -149,7 +175,7 @@ def _mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
     assert not isinstance(linears, str)
     assert not isinstance(norm, str)
     gate, up, down = linears
-    if any(linear.module.bias is not None for linear in linears):
+    if any(linear.bias is not None for linear in linears):
         return f"{path} has biases"
     activation = _activation(getattr(mlp, "act_fn", None))
     if activation is None:
@@ -158,18 +184,80 @@ def _mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
         name=path,
         norm=norm,
         norm_name=f"{name}.post_attention_layernorm",
-        gate=gate,
-        up=up,
+        inputs=(gate, up),
         down=down,
         activation=activation,
     )
 
 
+def _gpt2_attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
+    attention: Any = block.get_submodule("attn")
+    path = f"{name}.attn"
+    found = _gpt2_half(name, block, path, attention, "ln_1", ("c_attn", "c_proj"))
+    if isinstance(found, str):
+        return found
+    norm, (joint, output) = found
+    if getattr(attention, "is_causal", None) is not True:
+        return f"{path} is not causal"
+    head_dim, heads = (getattr(attention, key, None) for key in ("head_dim", "num_heads"))
+    if not isinstance(head_dim, int) or not isinstance(heads, int):
+        return f"{path} does not say how wide its heads are"
+    if joint.out_features != 3 * heads * head_dim:
+        return f"{path}: {heads} heads of {head_dim} do not fit {joint.out_features} features"
+    return AttentionHalf(
+        name=path,
+        module=attention,
+        norm=norm,
+        norm_name=f"{name}.ln_1",
+        inputs=(joint,),
+        o=output,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        scale=float(getattr(attention, "scaling", head_dim**-0.5)),
+        window=None,
+        head_norms=False,
+        rotated=False,
+    )
+
+
+def _gpt2_mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
+    mlp: Any = block.get_submodule("mlp")
+    path = f"{name}.mlp"
+    found = _gpt2_half(name, block, path, mlp, "ln_2", ("c_fc", "c_proj"))
+    if isinstance(found, str):
+        return found
+    norm, (up, down) = found
+    if _activation(getattr(mlp, "act", None)) != "geglu":
+        return f"{path} has an activation that is not GELU in its tanh approximation"
+    return MLPHalf(path, norm, f"{name}.ln_2", (up,), down, "gelu")
+
+
+def _gpt2_half(
+    name: str, block: nn.Module, path: str, parent: Any, norm_key: str, keys: tuple[str, str]
+) -> tuple[NormDescription, tuple[NamedLinear, ...]] | str:
+    """The norm and the two linear layers of a half that drops nothing out."""
+    for key, child in parent._modules.items():
+        if isinstance(child, nn.Dropout) and child.p:
+            return f"{path}.{key} drops out"
+        if child is not None and key not in keys and child._parameters:
+            return f"{path} has another part: {key}"
+    linears = _linears(path, parent, keys)
+    if isinstance(linears, str):
+        return linears
+    if len({linear.bias is None for linear in linears}) > 1:
+        return f"{path}: one of its layers has a bias and one has none"
+    norm = _norm(f"{name}.{norm_key}", block.get_submodule(norm_key))
+    return norm if isinstance(norm, str) else (norm, linears)
+
+
 def _linears(path: str, parent: Any, names: tuple[str, ...]) -> tuple[NamedLinear, ...] | str:
     found = []
     for name in names:
-        module = parent.get_submodule(name)
-        if type(module) is not nn.Linear:
+        module = parent._modules.get(name)
+        if module is None:
+            return f"{path} has no {name}"
+        if type(module) is not nn.Linear and not is_conv1d(module):
             return f"{path}.{name} is a {type(module).__name__}, not a plain Linear"
         found.append(NamedLinear(f"{path}.{name}", module))
     return tuple(found)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from fp8core.conversion.weight_views import plain_linear, see_transposed
 from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
@@ -24,6 +25,7 @@ from fp8core.fusion.parts import (
     AttentionHalf,
     Kernel,
     MLPHalf,
+    NamedLinear,
     own_head_norm,
     split_heads,
 )
@@ -83,7 +85,9 @@ class TEParts:
         self._attentions: dict[str, TEAttention] = {}
         self._turns = Turns()
 
-    def norm_linear(self, norm: NormDescription, linears: Sequence[nn.Linear], name: str) -> Kernel:
+    def norm_linear(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> Kernel:
         assert norm.weight is not None
         first = linears[0]
         layer = _class("LayerNormLinear")(
@@ -92,53 +96,60 @@ class TEParts:
             **_norm_arguments(norm),
             bias=first.bias is not None,
             parameters_split={f"part{i}": lin.out_features for i, lin in enumerate(linears)},
-            params_dtype=first.weight.dtype,
+            params_dtype=first.parameter.dtype,
             device="meta",
             name=name,
         )
         _take_norm(layer, norm)
         for index, linear in enumerate(linears):
-            setattr(layer, f"part{index}_weight", linear.weight)
+            setattr(layer, f"part{index}_weight", linear.parameter)
             if linear.bias is not None:
                 setattr(layer, f"part{index}_bias", linear.bias)
-        self._finish(layer, name, {"": [linear.weight for linear in linears]})
+        self._finish(layer, name, {"": linears})
         kernel: Kernel = layer
         return kernel
 
-    def linear(self, linear: nn.Linear, name: str) -> Kernel:
-        return self._convert_linear(linear, name)
+    def linear(self, linear: NamedLinear) -> Kernel:
+        if isinstance(linear.module, nn.Linear):
+            return self._convert_linear(linear.module, linear.name)
+        layer = self._convert_linear(plain_linear(linear.weight, linear.bias), linear.name)
+        see_transposed(layer, linear.parameter)
+        return layer
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
-        gate, up, down = (named.module for named in (half.gate, half.up, half.down))
+        first, down = half.inputs[0], half.down
         layer = _class("LayerNormMLP")(
-            gate.in_features,
-            gate.out_features,
+            first.in_features,
+            first.out_features,
             **_norm_arguments(half.norm),
-            bias=False,
+            bias=first.bias is not None,
             activation=half.activation,
-            params_dtype=gate.weight.dtype,
+            params_dtype=first.parameter.dtype,
             device="meta",
             name=half.name,
         )
         _take_norm(layer, half.norm)
-        # Two Parameters in the place of one; `_get_weight_tensors` joins them.
+        # Perhaps two Parameters in the place of one; `_get_weight_tensors` joins them.
         del layer._parameters["fc1_weight"]
-        nn.Module.register_parameter(layer, "gate_weight", gate.weight)  # type: ignore[arg-type]
-        nn.Module.register_parameter(layer, "up_weight", up.weight)  # type: ignore[arg-type]
-        layer.fc2_weight = down.weight
-        gemms = {".gate_up_proj": [gate.weight, up.weight], ".down_proj": [down.weight]}
-        self._finish(layer, half.name, gemms)
+        for index, linear in enumerate(half.inputs):
+            nn.Module.register_parameter(layer, f"fc1_part{index}_weight", linear.parameter)
+        layer.fc2_weight = down.parameter
+        if first.bias is not None:
+            layer.fc1_bias, layer.fc2_bias = first.bias, down.bias
+        self._finish(layer, half.name, dict(zip(half.gemms, (half.inputs, [down]), strict=True)))
         kernel: Kernel = layer
         return kernel
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
         return own_head_norm(half, name)
 
-    def _finish(self, layer: Any, name: str, gemms: Mapping[str, list[Tensor]]) -> None:
-        """``gemms``: what the name of each adds to ``name``, and the weights that it joins."""
+    def _finish(self, layer: Any, name: str, gemms: Mapping[str, Sequence[NamedLinear]]) -> None:
+        """``gemms``: what the name of each adds to ``name``, and the Linears that it joins."""
         layer.__dict__["_weight_casts"] = self._casts
-        layer.__dict__["_gemm_weights"] = tuple(gemms.values())
-        layer.__dict__["_cast_weights"] = tuple(w for weights in gemms.values() for w in weights)
+        layer.__dict__["_gemm_linears"] = tuple(gemms.values())
+        layer.__dict__["_cast_weights"] = tuple(
+            linear.parameter for linears in gemms.values() for linear in linears
+        )
         self._register(name, layer, tuple(gemms))
 
     def attention(self, half: AttentionHalf) -> Attend:
@@ -156,7 +167,7 @@ class TEParts:
         # Attention has no weights: what holds of one block holds of those that are like it.
         alike = (half.heads, half.kv_heads, half.head_dim, half.scale, half.window)
         if alike not in self._fp8_refusals:
-            self._fp8_refusals[alike] = fp8_refusal(half, fp8.context, half.q.module.weight.device)
+            self._fp8_refusals[alike] = fp8_refusal(half, fp8.context, half.o.parameter.device)
             fp8.forget_all()
         refusal = self._fp8_refusals[alike]
         if refusal is None:
@@ -235,7 +246,7 @@ def _class(name: str) -> Any:
 
     def weights(self: Any) -> list[Tensor]:
         """One for each GEMM."""
-        return [join(parts) for parts in self._gemm_weights]
+        return [join([linear.weight for linear in linears]) for linears in self._gemm_linears]
 
     def weight_quantizers(self: Any) -> list[Any]:
         return keep_columns_only(base._get_weight_quantizers(self))

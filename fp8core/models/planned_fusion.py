@@ -8,6 +8,7 @@ be had here. What a fused block keeps for its backward pass is that of Transform
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from fp8core.conversion import Decision
 from fp8core.conversion.decide import kept_apart
-from fp8core.fusion.parts import Halves
+from fp8core.fusion.parts import Halves, MLPHalf
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
 from fp8core.models.weight_copies import weight_copies
@@ -101,12 +102,15 @@ def planned_fusion(
         return PlannedFusion((), len(candidates), (refusal or none,), loss=loss)
     plain = small or spec.recipe.engine == "amp"
     kept = kept_apart(decisions, plain=plain)
-    wrong = _wrong_rotation(model)
+    wrong: str | None = None
+    looked = False
     blocks, reasons = [], []
     for name, layer in candidates:
         halves = describe_block(name, layer, getattr(model, "config", None))
         halves.keep_apart({**apart, **kept})
-        if wrong is not None and halves.attention is not None:
+        if halves.layout.rotated and not looked:
+            wrong, looked = _wrong_rotation(model), True
+        if wrong is not None and halves.layout.rotated and halves.attention is not None:
             halves.attention = None
             halves.reasons.append(wrong)
         # The names of layers differ from block to block, their reasons need not.
@@ -156,7 +160,7 @@ def fused_forward(
     block: PlannedBlock, spec: JobSpec, compute: torch.dtype, *, plain: bool
 ) -> Callable[..., Tensor]:
     """What to run in the place of ``block.layer.forward`` on tensors without storage."""
-    layer: Any = block.layer
+    layer, layout = block.layer, block.halves.layout
     # Of the product of gate and up only the row-wise copy is kept; formats scaled by blocks need
     # the column-wise one beside it, and the others transpose it in the backward pass.
     by_blocks = getattr(spec.recipe, "scaling", "delayed") not in ("delayed", "current")
@@ -166,24 +170,28 @@ def fused_forward(
         weight = next(layer.parameters())
         copies = 0 if weight.dtype == compute else compute.itemsize
 
-    def forward(hidden: Tensor, *args: Any, **options: Any) -> Tensor:
-        attention, mlp = layer.self_attn, layer.mlp
-        if block.halves.attention is not None:
-            projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
-            weights = [projection.weight for projection in projections]
+    names = list(inspect.signature(type(layer).forward).parameters)[2:]
+
+    def forward(hidden: Tensor, *positional: Any, **options: Any) -> Tensor:
+        own, half = layer.get_submodule, block.halves.attention
+        if half is not None:
+            weights = [linear.weight for linear in (*half.inputs, half.o)]
             keeps = _attention_keeps(block.halves, plain)
             # Kernels without FP8 read their input in whatever dtype it has.
             x = hidden if plain else hidden.to(compute)
             added = _Fused.apply(x, keeps, copies, compute, *weights)
         else:
-            attended = attention(hidden_states=layer.input_layernorm(hidden), **options)
+            options |= dict(zip(names, positional, strict=False))
+            normalised = own(layout.attention_norm)(hidden)
+            attended = own(layout.attention)(hidden_states=normalised, **options)
             added = attended[0] if isinstance(attended, tuple) else attended
         hidden = hidden + added
-        if block.halves.mlp is None:
-            output: Tensor = hidden + mlp(layer.post_attention_layernorm(hidden))
+        mlp = block.halves.mlp
+        if mlp is None:
+            output: Tensor = hidden + own(layout.mlp)(own(layout.mlp_norm)(hidden))
             return output
-        weights = [mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight]
-        keeps = _mlp_keeps(weights[0].shape[0], hidden.shape[-1], by_blocks, plain)
+        weights = [linear.weight for linear in (*mlp.inputs, mlp.down)]
+        keeps = _mlp_keeps(mlp, hidden.shape[-1], by_blocks, plain)
         x = hidden if plain else hidden.to(compute)
         return hidden + _Fused.apply(x, keeps, copies, compute, *weights)
 
@@ -214,13 +222,14 @@ def _attention_keeps(halves: Halves, plain: bool) -> _Keeps:
         always += [(width, None), (kv_width, None)]  # the inputs of q_norm and k_norm
     if plain:
         # The second GEMM's input is attention's output itself.
-        return _Keeps(tuple(always), ((half.q.module.in_features, None),))
+        return _Keeps(tuple(always), ((half.inputs[0].in_features, None),))
     # The inputs of the two GEMMs, column-wise.
-    return _Keeps(tuple(always), ((half.q.module.in_features, _FP8), (width, _FP8)))
+    return _Keeps(tuple(always), ((half.inputs[0].in_features, _FP8), (width, _FP8)))
 
 
-def _mlp_keeps(inner: int, hidden: int, by_blocks: bool, plain: bool) -> _Keeps:
-    always = ((1, _FP32), (2 * inner, None))  # gate and up, before the activation
+def _mlp_keeps(half: MLPHalf, hidden: int, by_blocks: bool, plain: bool) -> _Keeps:
+    inner = half.down.in_features
+    always = ((1, _FP32), (len(half.inputs) * inner, None))  # gate and up, before the activation
     if plain:
         return _Keeps(always, ((hidden, None), (inner, None)))
     # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.

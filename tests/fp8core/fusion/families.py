@@ -34,6 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "Qwen3": {"head_dim": 32},
     "Mistral": {"sliding_window": 24},
+    "GPT2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "Gemma": {"head_dim": 32, "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 1},
 }
 
@@ -41,23 +42,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def make(family: str, **more: Any) -> Any:
     """A model of two blocks with weights large enough that every part of them matters."""
     name = family.split(",")[0]
-    config = getattr(transformers, f"{name}Config")(
-        **{
-            "vocab_size": 128,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 256,
-            "pad_token_id": 0,
-            "attn_implementation": "sdpa",
-        }
-        | FAMILIES[family]
-        | more
-    )
+    sizes = {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 256,
+        "pad_token_id": 0,
+        "attn_implementation": "sdpa",
+    }
+    if name != "GPT2":
+        sizes |= {"intermediate_size": 96, "num_key_value_heads": 2}
+    config = getattr(transformers, f"{name}Config")(**sizes | FAMILIES[family] | more)
     generator = torch.Generator().manual_seed(0)
-    model = getattr(transformers, f"{name}ForCausalLM")(config).train()
+    head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{name}{head}")(config).train()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:

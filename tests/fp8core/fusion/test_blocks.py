@@ -59,7 +59,8 @@ def test_a_fused_model_computes_what_the_plain_one_does(
         for name, gradient in gradients.items():
             apart = (gradient - expected_gradients[name]).norm()
             assert apart <= 1e-4 * expected_gradients[name].norm(), (kind, name)
-    assert calls == ["model.layers.0", "model.layers.1"] * 2
+    blocks = "transformer.h" if family == "GPT2" else "model.layers"
+    assert calls == [f"{blocks}.0", f"{blocks}.1"] * 2
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Gemma"])
@@ -206,7 +207,58 @@ def test_rows_told_by_positions_alone_go_the_models_own_way(
     assert len(calls) == 2
 
 
+@pytest.mark.parametrize("kept", ["attn.c_proj", "mlp.c_fc"])
+def test_half_a_block_of_gpt2_is_fused_where_the_other_is_kept(kept: str) -> None:
+    model, batch = make("GPT2"), batches()["packed"]
+    real = batch.document_ids >= 0
+    expected = outputs(model, model_inputs(batch, model.config), real)
+    fusion = fuse(model, PlainParts(), {f"transformer.h.0.{kept}": "for a test"})
+    other = "mlp" if kept.startswith("attn") else "attn"
+    assert fusion.rows[0].fused == (f"transformer.h.0.{other}",)
+    assert fusion.rows[1].reason is None
+    logits, gradients = outputs(model, fused_inputs(model, batch, torch.float32), real)
+    torch.testing.assert_close(logits, expected[0], rtol=1e-3, atol=1e-4)
+    for name, gradient in gradients.items():
+        assert (gradient - expected[1][name]).norm() <= 1e-4 * expected[1][name].norm(), name
+
+
+def test_gpt2_generates_and_recomputes_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, batch = make("GPT2"), batches()["packed"]
+    ids, real = torch.tensor([[5, 9, 2, 7]]), batch.document_ids >= 0
+    model.eval()
+    expected = model.generate(ids, max_new_tokens=5, do_sample=False)
+    fuse(model, PlainParts(), {})
+    assert torch.equal(model.generate(ids, max_new_tokens=5, do_sample=False), expected)
+    model.train()
+    inputs = fused_inputs(model, batch, torch.float32)
+    logits, gradients = outputs(model, inputs, real)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    calls = counted(monkeypatch)
+    again = outputs(model, inputs, real)
+    assert len(calls) == 4  # two blocks, twice
+    assert torch.equal(again[0], logits)
+    assert all(torch.equal(again[1][name], gradient) for name, gradient in gradients.items())
+
+
 # What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "fused_halves", "reason"),
+    [
+        ({"resid_pdrop": 0.1}, set(), "resid_dropout drops out"),
+        ({"attn_pdrop": 0.1}, {"mlp"}, "attn_dropout drops out"),
+        ({"activation_function": "gelu"}, {"attn"}, "not GELU in its tanh approximation"),
+        ({"add_cross_attention": True}, set(), "not those of a GPT-2 block: crossattention"),
+        ({"scale_attn_by_inverse_layer_idx": True}, {"attn", "mlp"}, None),
+    ],
+)
+def test_what_of_gpt2_is_not_fused(
+    changes: dict[str, Any], fused_halves: set[str], reason: str | None
+) -> None:
+    row = fuse(make("GPT2", **changes), PlainParts(), {}).rows[1]
+    assert {half.rpartition(".")[2] for half in row.fused} == fused_halves
+    assert (row.reason is None) if reason is None else (reason in str(row.reason))
 
 
 def test_a_model_that_keeps_the_sequences_to_itself_is_not_fused() -> None:

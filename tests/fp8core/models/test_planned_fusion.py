@@ -23,10 +23,14 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
         ("Llama", {"rope_parameters": YARN}),
         ("Qwen3", {}),
         ("Gemma", {}),
+        ("GPT2", {}),
+        ("GPT2", {"resid_pdrop": 0.1}),
     ],
 )
-@pytest.mark.parametrize("skip", [[], ["*.0.*up_proj"]])
-def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes, skip):
+@pytest.mark.parametrize("skipped", [False, True])
+def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes, skipped):
+    one = "*.0.mlp.c_fc" if family == "GPT2" else "*.0.*up_proj"
+    skip = [one] if skipped else []
     spec = make_spec(llama_config, recipe={"engine": "te"}, conversion={"skip": skip})
     model = make(family, **changes)
     with torch.device("meta"):
