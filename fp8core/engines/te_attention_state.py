@@ -10,7 +10,13 @@ from typing import Any
 
 from fp8core.engines.te_state import DirectionState
 
-__all__ = ["ATTENTION_COLUMNS", "attention_obstacles", "attention_states", "begin_attention"]
+__all__ = [
+    "ATTENTION_COLUMNS",
+    "attention_obstacles",
+    "attention_states",
+    "attention_tensors",
+    "begin_attention",
+]
 
 ATTENTION_COLUMNS = {
     "forward": {"qkv": 2, "output": 3, "probabilities": 8},
@@ -19,6 +25,8 @@ ATTENTION_COLUMNS = {
 """Where Transformer Engine (``META_QKV`` and so on) keeps each tensor's scale, by direction."""
 
 _GEMMS = 3
+
+
 _OWN_ANSWERS = {"NVTE_FP8_DPA_BWD": "1", "NVTE_DPA_FP8_RECIPE": "", "NVTE_FUSED_ATTN": "1"}
 """Variables by which Transformer Engine would compute otherwise than the recipe says."""
 
@@ -30,9 +38,7 @@ def attention_obstacles(
     named = f"{capability[0]}.{capability[1]}"
     obstacles = []
     if capability < (9, 0) or capability >= (12, 0):
-        obstacles.append(
-            f"FP8 attention needs compute capability 9.0 to 11.x, not {named}"
-        )
+        obstacles.append(f"FP8 attention needs compute capability 9.0 to 11.x, not {named}")
     elif scaling == "current" and capability < (10, 0):
         obstacles.append(
             "Transformer Engine has FP8 attention under current scaling from compute capability "
@@ -53,6 +59,16 @@ def attention_states(
         state = module.fp8_meta.get(key)
         if state is not None and getattr(state, "amax_history", None) is not None:
             yield name, DirectionState(state.scale, state.amax_history)
+
+
+def attention_tensors(
+    modules: Mapping[str, Any],
+) -> Iterator[tuple[tuple[str, str], DirectionState, int]]:
+    """(module, tensor), the state that holds its scale and amaxes, and the column there."""
+    for direction, columns in ATTENTION_COLUMNS.items():
+        for name, state in attention_states(modules, direction):
+            for tensor, column in columns.items():
+                yield (name, tensor), state, column
 
 
 def begin_attention(modules: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ that a recorded step costs little more than reading its tensors once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -75,12 +75,20 @@ class HealthRecorder:
         self._device = device
         self._handles: list[Any] = []
         self._figures: CastFigures | None = None
-        self._gemms: list[str] = []
+        self._names: list[str] = []
         self._scales: dict[tuple[str, str], Tensor] = {}
         self._on = False
 
-    def record(self, enabled: bool, modules: Mapping[str, nn.Module]) -> None:
-        """Begin anew with these modules, or end; what was gathered is forgotten."""
+    def record(
+        self,
+        enabled: bool,
+        modules: Mapping[str, nn.Module],
+        hidden: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        """Begin anew with these modules, or end; what was gathered is forgotten.
+
+        ``hidden``: (layer, tensor) of what no module is given, of which histories alone tell.
+        """
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -89,9 +97,10 @@ class HealthRecorder:
         if not self._on:
             return
         gemms = [name + gemm for name, module in modules.items() for gemm in gemms_of(module)]
-        if self._figures is None or self._gemms != gemms:
-            self._gemms = gemms
-            names = [f"fp8/{gemm}/{tensor}" for gemm in gemms for tensor in self._rules]
+        names = [f"fp8/{gemm}/{tensor}" for gemm in gemms for tensor in self._rules]
+        names += [f"fp8/{layer}/{tensor}" for layer, tensor in hidden]
+        if self._figures is None or self._names != names:
+            self._names = names
             self._figures = CastFigures(names, self._device)
         self._figures.clear()
         for name, module in modules.items():
@@ -116,10 +125,11 @@ class HealthRecorder:
         """
         if not self._on or self._figures is None:
             return None
-        known = [key for key in hidden if key in self._scales and key[1] in self._rules]
+        names = {key: f"fp8/{key[0]}/{key[1]}" for key in hidden if key in self._scales}
+        known = [key for key, name in names.items() if name in self._names]
         if known:
             self._figures.set_uncounted(
-                [f"fp8/{gemm}/{tensor}" for gemm, tensor in known],
+                [names[key] for key in known],
                 torch.stack([hidden[key] for key in known]).float(),
                 torch.stack([self._scales[key] for key in known]),
             )

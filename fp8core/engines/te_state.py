@@ -159,3 +159,17 @@ def infinities(
     counts = torch.isinf(histories).sum(dim=1)
     names = [f"fp8/{name}/{column}/infinities" for name in states for column in columns]
     return names, counts.flatten()
+
+
+def forget_modules() -> None:
+    """Transformer Engine forgets the FP8 state of every module that ran in this process."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+    FP8GlobalStateManager.reset()
+
+
+def scale_gradients() -> None:
+    """What Transformer Engine's first Linear in a backward pass does at its end: new scales."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+    FP8GlobalStateManager.reduce_and_update_fp8_tensors(forward=False)

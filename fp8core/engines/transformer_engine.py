@@ -25,9 +25,11 @@ from fp8core.engines.protocol import (
     Availability,
     NormDescription,
 )
+from fp8core.engines.state_check import check_state
 from fp8core.engines.te_attention_state import (
     attention_obstacles,
     attention_states,
+    attention_tensors,
     begin_attention,
 )
 from fp8core.engines.te_health import HealthRecorder, cast_rules
@@ -42,8 +44,10 @@ from fp8core.engines.te_state import (
     ForwardScales,
     OwnDelayedState,
     ScaleInterval,
+    forget_modules,
     gemms_of,
     infinities,
+    scale_gradients,
     te_directions,
 )
 from fp8core.engines.weight_casts import WeightCasts
@@ -107,7 +111,7 @@ class TransformerEngine:
         import transformer_engine.pytorch as te
 
         # State of a model converted earlier in this process would join this one's updates.
-        _forget_all()
+        forget_modules()
         self.recipe = recipe
         self.device = device
         self._te = te
@@ -191,7 +195,9 @@ class TransformerEngine:
         """What makes the parts of fused blocks; their FP8 state is this engine's from then on."""
         from fp8core.fusion.te_parts import FP8Attention, TEParts
 
-        attention = FP8Attention(self._in_recipe, self._attentions.__setitem__, _forget_all)
+        attention = FP8Attention(
+            self._in_recipe, scale_gradients, self._attentions.__setitem__, forget_modules
+        )
         return TEParts(
             self._take_fused,
             self._forget,
@@ -339,7 +345,11 @@ class TransformerEngine:
         return {}
 
     def record_health(self, enabled: bool) -> None:
-        self._health.record(enabled, {**self._linears, **self._fused})
+        hidden = [key for key, _, _ in self._attention_tensors()]
+        self._health.record(enabled, {**self._linears, **self._fused}, hidden)
+
+    def _attention_tensors(self) -> Iterator[tuple[tuple[str, str], DirectionState, int]]:
+        return attention_tensors(self._attentions if self._own is not None else {})
 
     def health(self) -> dict[str, float]:
         return self.health_later()()
@@ -370,6 +380,8 @@ class TransformerEngine:
             scales[name, "input"], scales[name, "weight"] = state.scale[0], state.scale[1]
         for name, state in self._states("backward"):
             scales[name, "grad_output"] = state.scale[0]
+        for key, state, column in self._attention_tensors():
+            scales[key] = state.scale[column]
         if self._own is None:
             return scales
         for name, module in {**self._linears, **self._fused}.items():
@@ -378,7 +390,7 @@ class TransformerEngine:
         return scales
 
     def _hidden_amaxes(self) -> dict[tuple[str, str], Tensor]:
-        """The newest amaxes of what lies between the GEMMs of fused modules."""
+        """The newest amaxes of what lies between the GEMMs of fused modules, and in attention."""
         if self._own is None or self._own.history_length == 1:  # of which nothing is kept
             return {}
         between = [
@@ -387,7 +399,10 @@ class TransformerEngine:
             for first, second in pairwise(gemms_of(module))
         ]
         forward, backward = dict(self._states("forward")), dict(self._states("backward"))
-        return {
+        attention = {
+            key: state.amax_history[-1, column] for key, state, column in self._attention_tensors()
+        }
+        return attention | {
             key: states[key[0]].amax_history[-1, 0]
             for first, second in between
             for key, states in (((second, "input"), forward), ((first, "grad_output"), backward))
@@ -407,16 +422,7 @@ class TransformerEngine:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        own = self.state_dict()
-        problems = [f"missing {key}" for key in own.keys() - state.keys()]
-        problems += [f"unexpected {key}" for key in state.keys() - own.keys()]
-        problems += [
-            f"{key}: shape {tuple(state[key].shape)}, not {tuple(own[key].shape)}"
-            for key in own.keys() & state.keys()
-            if own[key].shape != state[key].shape
-        ]
-        if problems:
-            raise ValueError("engine state does not fit: " + "; ".join(sorted(problems)[:8]))
+        check_state(state, self.state_dict())
         for direction in ("forward", "backward"):
             for name, layer in self._all_states(direction):
                 for field in ("scale", "amax_history"):
@@ -436,10 +442,3 @@ class TransformerEngine:
             for layer in bare:
                 layer.init_fp8_metadata(num_gemms=len(gemms_of(layer)))
             begin_attention(self._attentions)
-
-
-def _forget_all() -> None:
-    """Transformer Engine forgets the FP8 state of every module that ran in this process."""
-    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
-
-    FP8GlobalStateManager.reset()

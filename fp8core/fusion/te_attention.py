@@ -8,6 +8,7 @@ q, k and v together, the output, the probabilities, and the gradients of the thr
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8core.engines.te_attention_state import ATTENTION_COLUMNS
 from fp8core.fusion.flash import flash_attention
 from fp8core.fusion.parts import AttentionHalf
 from fp8core.fusion.sequences import Sequences
@@ -29,7 +31,9 @@ average. The output passes three such roundings (q and k, probabilities, v), eac
 five, some of them to E5M2. A wrong mask, scale or exchanged head differs by half of all or more.
 """
 
+_QKV = ATTENTION_COLUMNS["forward"]["qkv"]
 _ROWS, _LENGTH = 2, 256
+_DISABLED = "Disabling FusedAttention"
 _PASSES = 3  # scales of delayed scaling begin at 1, and are those of the inputs from the second on
 
 
@@ -53,6 +57,24 @@ class TEAttention:
             name=half.core_name,
         )
 
+    def quantizer(self, sequences: Sequences) -> Any | None:
+        """What casts q, k and v where they may come in FP8 already; None where they may not."""
+        from transformer_engine.pytorch.distributed import in_fp8_activation_recompute_phase
+        from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+        from transformer_engine.pytorch.tensor.float8_tensor import Float8Quantizer
+
+        if (
+            not self.in_fp8
+            or sequences.bounds is not None
+            or not FP8GlobalStateManager.is_fp8_enabled()
+            # The module itself puts the scales of the first run back, when it is called.
+            or in_fp8_activation_recompute_phase()
+            or "scaling_fwd" not in self.core.quantizers
+        ):
+            return None
+        found = self.core.quantizers["scaling_fwd"][_QKV]
+        return found if type(found) is Float8Quantizer else None
+
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
         half = self._half
         if sequences.bounds is not None:
@@ -66,9 +88,7 @@ class TEAttention:
             window = (half.window - 1, 0)
         self.core.__dict__["_in_fp8"] = self.in_fp8
         output: Tensor = self.core(
-            query.contiguous(),
-            key.contiguous(),
-            value.contiguous(),
+            *(_contiguous(part) for part in (query, key, value)),
             qkv_format="bshd",
             attn_mask_type="causal",
             window_size=window,
@@ -76,13 +96,22 @@ class TEAttention:
         return output
 
 
+def _contiguous(part: Any) -> Any:
+    """What is in FP8 already is so."""
+    return part if hasattr(part, "_fp8_dtype") else part.contiguous()
+
+
 def fp8_refusal(
-    half: AttentionHalf, fp8: Callable[[], AbstractContextManager[Any]], device: torch.device
+    half: AttentionHalf,
+    fp8: Callable[[], AbstractContextManager[Any]],
+    after_backward: Callable[[], None],
+    device: torch.device,
 ) -> str | None:
     """Why attention of ``half`` cannot be computed in FP8; None where it can, and agrees with bf16.
 
-    ``fp8``: Transformer Engine's context of the recipe. Its global state must be empty before, and
-    has a module in it afterwards that computes nothing any more.
+    ``fp8``: Transformer Engine's context of the recipe; ``after_backward`` makes new scales of the
+    gradients' amaxes. Its global state must be empty before, and has a module in it afterwards that
+    computes nothing any more.
     """
     attention = TEAttention(half)
     length = _LENGTH if half.window is None else 2 * half.window
@@ -100,17 +129,21 @@ def fp8_refusal(
     def computed() -> tuple[Tensor, ...]:
         with fp8():
             output = attention(query, key, value, sequences)
-        return output.detach(), *torch.autograd.grad(output, (query, key, value), along)
+        gradients = torch.autograd.grad(output, (query, key, value), along)
+        after_backward()
+        return output.detach(), *gradients
 
     expected = computed()
     attention.in_fp8 = True
+    said = _Said()
     try:
-        found = [computed() for _ in range(_PASSES)][-1]
+        with said:
+            found = [computed() for _ in range(_PASSES)][-1]
     except torch.OutOfMemoryError:
         raise
     # Transformer Engine and cuDNN refuse head sizes, windows and GPUs in their own ways.
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
+        text = said.reason or " ".join(f"{type(error).__name__}: {error}".split())
         return f"Transformer Engine has no FP8 attention for it here: {text}"[:300]
     names = ("the output", "the gradient of q", "the gradient of k", "the gradient of v")
     for name, own, other in zip(names, found, expected, strict=True):
@@ -118,6 +151,34 @@ def fp8_refusal(
         if not apart <= BOUND:
             return f"{name} of FP8 attention differs by {apart:.2g} from bf16 (bound {BOUND:g})"
     return None
+
+
+class _Said(logging.Handler):
+    """Hears why Transformer Engine takes no kernel of cuDNN's, which its error does not say."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.reason: str | None = None
+        self._logger = logging.getLogger("DotProductAttention")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        if text.startswith(_DISABLED):
+            self.reason = text.removeprefix(_DISABLED).lstrip(" :")
+
+    def __enter__(self) -> None:
+        from transformer_engine.pytorch.attention.dot_product_attention import utils
+
+        self._before = utils.AttentionLogging._log_level, self._logger.propagate
+        utils.AttentionLogging._log_level, self._logger.propagate = logging.DEBUG, False
+        self._logger.addHandler(self)
+
+    def __exit__(self, *error: object) -> None:
+        from transformer_engine.pytorch.attention.dot_product_attention import utils
+
+        utils.AttentionLogging._log_level, self._logger.propagate = self._before
+        self._logger.setLevel(self._before[0])
+        self._logger.removeHandler(self)
 
 
 @functools.cache

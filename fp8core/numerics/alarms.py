@@ -34,7 +34,8 @@ _ROUNDING = 1 + 2.0**-10  # an amax at the very limit is not beyond it
 
 @dataclass(frozen=True)
 class Alarm:
-    """One thing that set in at a recorded step. ``tensor``: input, weight or grad_output."""
+    """One thing that set in at a recorded step. ``tensor``: input, weight or grad_output, or one
+    of those of attention in FP8."""
 
     kind: AlarmKind
     layer: str
@@ -58,7 +59,7 @@ class FollowedScales:
     backward_max: float
 
     def fp8_max(self, tensor: str) -> float:
-        return self.backward_max if tensor == "grad_output" else 448.0
+        return self.backward_max if tensor.startswith("grad_") else 448.0
 
 
 @dataclass

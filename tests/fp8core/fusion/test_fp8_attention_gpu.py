@@ -35,7 +35,8 @@ CORES = [f"model.layers.{layer}.self_attn.core_attention" for layer in range(LAY
 
 
 def converted(family: str = "Llama", **recipe: Any) -> tuple[Any, TransformerEngine, Any]:
-    model, engine = make(family), engine_for(fp8_dpa=True, **recipe)
+    # Heads of 128: the only ones that every cuDNN with FP8 attention has on Hopper.
+    model, engine = make(family, head_dim=128), engine_for(fp8_dpa=True, **recipe)
     return model, engine, convert(model, engine, Conversion())
 
 
@@ -89,7 +90,7 @@ def test_the_report_names_each_attention() -> None:
 def test_losses_follow_those_of_attention_in_bf16(family: str) -> None:
     found = {}
     for fp8_dpa in (False, True):
-        model, engine = make(family), engine_for(fp8_dpa=fp8_dpa)
+        model, engine = make(family, head_dim=128), engine_for(fp8_dpa=fp8_dpa)
         convert(model, engine, Conversion())
         found[fp8_dpa] = train_whole_rows(engine, model, 8)
     print(family, found)
@@ -162,6 +163,21 @@ def test_with_an_interval_scales_change_when_due_alone() -> None:
     assert torch.equal(seen[2], seen[3])
 
 
+def test_health_tells_of_all_six_tensors() -> None:
+    model, engine, _ = converted()
+    train_whole_rows(engine, model, 2)
+    engine.record_health(True)
+    loss_of(engine, model, batch_of(5, packed=False), None).backward()
+    engine.after_backward()
+    figures = engine.health()
+    engine.record_health(False)
+    for core in CORES:
+        for tensor in ("qkv", "output", "probabilities"):
+            for kind in (tensor, "grad_" + tensor):
+                assert 0 < figures[f"fp8/{core}/{kind}/amax"] < float("inf"), kind
+                assert 0 < figures[f"fp8/{core}/{kind}/scale"] < float("inf"), kind
+
+
 def test_a_model_none_of_whose_attention_can_is_refused() -> None:
     with pytest.raises(SpecRefused, match="no attention of this model can compute in FP8") as found:
         converted("Mistral")  # sliding windows
@@ -182,3 +198,39 @@ def test_restored_the_model_attends_as_before() -> None:
     train_whole_rows(engine, model, 1)
     restore(model, report)
     assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
+
+
+def test_q_k_and_v_are_cast_with_their_rotation_as_transformer_engine_casts_them() -> None:
+    import transformer_engine_torch as tex
+    from transformer_engine.pytorch.tensor.float8_tensor import Float8Quantizer
+
+    from fp8core.fusion.rotary_fp8_kernel import split_rotated_in_fp8
+    from fp8core.fusion.rotary_kernel import split_rotated
+
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=DEVICE)
+
+    def quantizer(kind: Any, scale: float) -> Any:
+        scales = torch.full((1,), scale, device=DEVICE), torch.zeros(1, device=DEVICE)
+        return Float8Quantizer(*scales, kind, rowwise=True, columnwise=False)
+
+    heads, kv_heads, width = 6, 2, 128
+    angles = 9 * draw(96, width // 2)
+    joined = draw(2, 96, (heads + 2 * kv_heads) * width).bfloat16().requires_grad_()
+    turns = angles.cos(), angles.sin()
+    cast = quantizer(tex.DType.kFloat8E4M3, 150.0)  # beyond 448 some saturate
+    found = split_rotated_in_fp8(joined, *turns, heads, kv_heads, cast)
+    plain = split_rotated(joined, *turns, heads, kv_heads)
+    for own, part in zip(found, plain, strict=True):
+        expected = quantizer(tex.DType.kFloat8E4M3, 150.0)(part.detach().contiguous())
+        assert torch.equal(own._data, expected._data)
+        assert torch.equal(own._scale_inv, expected._scale_inv)
+    assert float(cast.amax) == max(float(part.abs().max()) for part in plain)
+
+    backward = quantizer(tex.DType.kFloat8E5M2, 3000.0)
+    along = [backward(draw(*part.shape).bfloat16()) for part in plain]
+    (own,) = torch.autograd.grad(found, joined, along)
+    (other,) = torch.autograd.grad(plain, joined, [part.dequantize() for part in along])
+    assert torch.equal(own, other)
