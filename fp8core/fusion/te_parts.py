@@ -43,11 +43,13 @@ Register = Callable[[str, Any, tuple[str, ...]], None]
 class FP8Attention:
     """What an engine lends to attention in FP8.
 
-    ``context``: Transformer Engine's, of the recipe. ``register`` takes the FP8 state of a module
-    of this name over. ``forget_all``: Transformer Engine forgets all modules that it has seen.
+    ``context``: Transformer Engine's, of the recipe; ``after_backward``: it makes new scales of the
+    gradients' amaxes. ``register`` takes the FP8 state of a module of this name over.
+    ``forget_all``: Transformer Engine forgets all modules that it has seen.
     """
 
     context: Callable[[], AbstractContextManager[Any]]
+    after_backward: Callable[[], None]
     register: Callable[[str, Any], None]
     forget_all: Callable[[], None]
 
@@ -167,7 +169,8 @@ class TEParts:
         # Attention has no weights: what holds of one block holds of those that are like it.
         alike = (half.heads, half.kv_heads, half.head_dim, half.scale, half.window)
         if alike not in self._fp8_refusals:
-            self._fp8_refusals[alike] = fp8_refusal(half, fp8.context, half.o.parameter.device)
+            device = half.o.parameter.device
+            self._fp8_refusals[alike] = fp8_refusal(half, fp8.context, fp8.after_backward, device)
             fp8.forget_all()
         refusal = self._fp8_refusals[alike]
         if refusal is None:
@@ -183,6 +186,13 @@ class TEParts:
 
         if takes(joined, half.head_dim):
             cosines, sines = self._turns.of(angles, sequences)
+            quantizer = self._attentions[half.name].quantizer(sequences)
+            if quantizer is not None:
+                from fp8core.fusion.rotary_fp8_kernel import split_rotated_in_fp8
+
+                return split_rotated_in_fp8(
+                    joined, cosines, sines, half.heads, half.kv_heads, quantizer
+                )
             return split_rotated(joined, cosines, sines, half.heads, half.kv_heads)
         query, key, value = split_heads(joined, half)
         query, key = (self.rotate(part, angles, sequences) for part in (query, key))
