@@ -139,15 +139,16 @@ def plot(seeds: Mapping[int, Losses], path: Path) -> None:
         1, len(names), figsize=(4 * len(names), 4), sharey=True, squeeze=False
     )
     for name, axes in zip(names, panels[0], strict=True):
-        for seed, runs in seeds.items():
+        for place, (seed, runs) in enumerate(seeds.items()):
             gap = gaps(runs, "te").get(name)
             if gap is not None:
-                axes.plot(range(20, 20 + len(gap)), gap, linewidth=1, label=f"seed {seed}")
+                steps = range(20, 20 + len(gap))
+                axes.plot(steps, gap, linewidth=1, color=f"C{place}", label=f"seed {seed}")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set(title=name, xlabel="step")
         axes.grid(alpha=0.3)
+        axes.legend()
     panels[0][0].set_ylabel("gap to te by hand, mean of 20 steps")
-    panels[0][0].legend()
     figure.tight_layout()
     figure.savefig(path, dpi=110)
 
