@@ -125,12 +125,14 @@ def test_a_fused_module_shows_what_lies_outside_of_its_kernels() -> None:
         for gemm in (".up", ".down")
         for tensor in ("input", "weight", "grad_output")
     }
+    scales["attention.core", "qkv"] = one * 8
     recorder = HealthRecorder(lambda: scales, cast_rules(TEDelayed()), torch.device("cpu"))
-    recorder.record(True, {"mlp": module})
+    recorder.record(True, {"mlp": module}, [("attention.core", "qkv")])
     recorder.before_forward()
     x = torch.randn(4, 16, requires_grad=True)
     module(x).backward(torch.full((4, 16), 3.0))
-    read = recorder.read_later({("mlp.down", "input"): one * 7, ("mlp.up", "grad_output"): one * 9})
+    amaxes = {("mlp.down", "input"): one * 7, ("mlp.up", "grad_output"): one * 9}
+    read = recorder.read_later({**amaxes, ("attention.core", "qkv"): one * 5})
     assert read is not None
     found = read()
     normalised = nn.functional.rms_norm(x.detach(), (16,), module.layer_norm_weight.detach(), 1e-5)
@@ -139,6 +141,7 @@ def test_a_fused_module_shows_what_lies_outside_of_its_kernels() -> None:
     assert found["fp8/mlp.down/grad_output/amax"] == 3.0
     assert (found["fp8/mlp.down/input/amax"], found["fp8/mlp.down/input/scale"]) == (7.0, 2.0)
     assert (found["fp8/mlp.up/grad_output/amax"], found["fp8/mlp.up/grad_output/scale"]) == (9, 4)
+    assert (found["fp8/attention.core/qkv/amax"], found["fp8/attention.core/qkv/scale"]) == (5, 8)
     counted = {key.removesuffix("/underflow") for key in found if key.endswith("underflow")}
     assert counted == {
         "fp8/mlp.up/input",

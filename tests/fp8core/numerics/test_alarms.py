@@ -65,13 +65,12 @@ def test_the_interval_is_given_its_time() -> None:
     assert kinds(alarms.observe(4, figures(amax=1.0, scale=1.0))) == ["frozen_scale"]
 
 
-def test_each_tensor_has_the_range_of_its_format() -> None:
+@pytest.mark.parametrize("tensor", ["grad_output", "grad_qkv", "grad_probabilities"])
+def test_each_tensor_has_the_range_of_its_format(tensor: str) -> None:
     alarms = watch(backward_max=57344.0)
-    assert alarms.observe(1, figures("grad_output", amax=500.0, scale=100.0)) == []
-    assert alarms.observe(2, figures("grad_output", amax=600.0, scale=100.0)) == []
-    assert kinds(alarms.observe(3, figures("grad_output", amax=1.0, scale=100.0))) == [
-        "frozen_scale"
-    ]
+    assert alarms.observe(1, figures(tensor, amax=500.0, scale=100.0)) == []
+    assert alarms.observe(2, figures(tensor, amax=600.0, scale=100.0)) == []
+    assert kinds(alarms.observe(3, figures(tensor, amax=1.0, scale=100.0))) == ["frozen_scale"]
     alarms = watch(backward_max=448.0)
     alarms.observe(1, figures("grad_output", amax=5.0, scale=100.0))
     assert kinds(alarms.observe(2, figures("grad_output", amax=1.0, scale=100.0))) == [
