@@ -87,6 +87,7 @@ def _fuse(
 ) -> ModelFusion | None:
     """In high precision where the engine converts nothing, or the small-GEMM rule lets it not."""
     from fp8core.fusion import fuse, high_precision
+    from fp8core.fusion.recognise import NO_BLOCKS
 
     small = report.small_gemms is not None and bool(report.small_gemms.kept)
     if small:
@@ -96,7 +97,9 @@ def _fuse(
     else:
         parts = engine.block_parts()
     kept = kept_apart(decisions, plain=small or engine.fuses_what_it_keeps)
-    return fuse(report.model, parts, {**apart, **kept})
+    fusion = fuse(report.model, parts, {**apart, **kept})
+    _refused(report, None if fusion.candidates else NO_BLOCKS)
+    return fusion
 
 
 def _apply(report: ConversionReport, decision: Decision, engine: Engine) -> ConversionRow:

@@ -25,7 +25,13 @@ from fp8core.fusion.parts import (
     NamedLinear,
 )
 
-__all__ = ["describe_block", "find_blocks"]
+__all__ = ["NO_BLOCKS", "describe_block", "find_blocks"]
+
+NO_BLOCKS = (
+    "the model has no blocks built as Llama's or GPT-2's, with a norm before attention and one "
+    "before the MLP"
+)
+"""Why nothing of a model is fused in which `find_blocks` finds nothing."""
 
 LLAMA = BlockLayout("input_layernorm", "self_attn", "post_attention_layernorm", "mlp", rotated=True)
 GPT2 = BlockLayout("ln_1", "attn", "ln_2", "mlp", rotated=False)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fp8core.conversion import Decision
 from fp8core.conversion.decide import kept_apart
 from fp8core.fusion.parts import Halves, MLPHalf
-from fp8core.fusion.recognise import describe_block, find_blocks
+from fp8core.fusion.recognise import NO_BLOCKS, describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
 from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import AmpRecipe, JobSpec
@@ -98,8 +98,7 @@ def planned_fusion(
     candidates = list(find_blocks(model))
     refusal, loss = fusion_refusal(spec), _fuses_loss(spec)
     if refusal is not None or not candidates:
-        none = "the model has no blocks of attention and an MLP"
-        return PlannedFusion((), len(candidates), (refusal or none,), loss=loss)
+        return PlannedFusion((), len(candidates), (refusal or NO_BLOCKS,), loss=loss)
     plain = small or spec.recipe.engine == "amp"
     kept = kept_apart(decisions, plain=plain)
     wrong: str | None = None

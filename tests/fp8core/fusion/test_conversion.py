@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from fp8core.conversion import convert, restore, restore_layers
@@ -71,6 +72,39 @@ def test_none_fuses_nothing() -> None:
     report = convert(model, FusingEngine(), Conversion(fuse="none"))
     assert report.fusion is None
     assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
+
+
+def test_an_encoder_that_normalises_behind_its_sums_is_not_fused_and_the_report_says_so() -> None:
+    bert = transformers.BertForMaskedLM(
+        transformers.BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=32,
+        )
+    )
+    report = convert(bert, FusingEngine(), Conversion())
+    (row,) = report.others
+    assert (row.name, row.to) == ("blocks", None)
+    assert str(row.reason).startswith("the model has no blocks built as Llama's or GPT-2's")
+
+
+def test_a_model_of_gpt2_keeps_its_names_through_fusion_and_restoring(tmp_path: Path) -> None:
+    model = make("GPT2")
+    expected, keys = logits(model, fused=False), list(model.state_dict())
+    report = convert(model, FusingEngine(), Conversion())
+    rows = rows_of(report)
+    assert rows["transformer.h.1.attn.c_attn"]["group"] == "transformer.h.1.attn"
+    assert rows["transformer.h.1.mlp.c_fc"]["to"] == "NormMLP"
+    assert rows["transformer.h.1"]["to"] == "FusedGPT2Block"
+    torch.testing.assert_close(logits(model, fused=True), expected, rtol=1e-3, atol=1e-4)
+    assert list(model.state_dict()) == keys
+    export(model, report, None, tmp_path / "model")
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(logits(loaded, fused=False), expected)
+    restore(model, report)
+    assert torch.equal(logits(model, fused=False), expected)
 
 
 def test_what_the_user_keeps_is_not_fused() -> None:
