@@ -54,17 +54,9 @@ RECIPES: dict[str, dict[str, Any]] = {
     "torchao": {"engine": "torchao"},
 }
 ROWS = (
-    *("bf16", "bf16_again", "bf16_seed", "delayed", "delayed_again", "delayed_seed"),
-    *(
-        "bf16_plain",
-        "delayed_plain",
-        "delayed_plain_seed",
-        "current",
-        "current_plain",
-        "block",
-        "block_plain",
-    ),
-    "torchao",
+    *("bf16", "bf16_again", "bf16_seed", "bf16_plain", "torchao"),
+    *("delayed", "delayed_again", "delayed_seed", "delayed_plain", "delayed_plain_seed"),
+    *("current", "current_plain", "block", "block_plain"),
 )
 
 
