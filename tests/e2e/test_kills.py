@@ -25,6 +25,11 @@ def has_trained_once(job: Job, attempts: int) -> None:
         assert 1 < series[number][0] <= series[number - 1][-1] + 1
 
 
+def losses(job: Job) -> list[tuple[int, float]]:
+    """Of each step the value that counts."""
+    return [point for series in job.metrics("train/loss") for point in series.points]
+
+
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -47,14 +52,15 @@ def has_stored_a_checkpoint(service: Service, job: Job, step: int) -> None:
 
 
 def test_the_trainer_and_then_the_supervisor(service: Service) -> None:
-    """Each costs the job one attempt; the third one brings it to its end."""
+    """Each costs the job one attempt; the third one brings it to its end, and to the numbers that
+    it had come to undisturbed: data, schedule and the state of FP8 went on where they were."""
     steps = 1000
-    job = service.submit(
-        "killed-twice",
-        training={"steps": steps},
-        checkpoint={"every_steps": 40, "keep_last": 2},
-        limits={"max_restarts": 2, "restart_backoff_seconds": 0},
-    )
+    parts = {
+        "training": {"steps": steps, "seed": 11},
+        "checkpoint": {"every_steps": 40, "keep_last": 2},
+        "limits": {"max_restarts": 2, "restart_backoff_seconds": 0},
+    }
+    job = service.submit("killed-twice", **parts)
     has_stored_a_checkpoint(service, job, 45)
     kill(service.trainer(job))
     service.until(lambda: len(job.refresh().data.attempts) == 2, "a second attempt")
@@ -68,6 +74,9 @@ def test_the_trainer_and_then_the_supervisor(service: Service) -> None:
     assert "SIGKILL" in (job.data.attempts[0].detail or "")
     has_trained_once(job, 3)
     assert job.metrics("train/loss")[-1].steps[-1] == steps
+    undisturbed = service.end(service.submit("undisturbed", **parts))
+    assert losses(job) == losses(undisturbed)
+    assert len(losses(job)) == steps
 
 
 def test_the_celery_worker_the_controller_and_the_api(service: Service) -> None:
