@@ -57,7 +57,8 @@ def _openings(service: Service, node: PlayedNode, browser: object) -> None:
             f"{statistics.median(each.drawn for each in found):.0f} ms, answers the pointer after "
             f"{statistics.median(each.answered for each in found):.0f} ms "
             f"(medians of {TIMES}; slowest {max(each.answered for each in found):.0f} ms); "
-            f"longest task {max(each.longest for each in found):.0f} ms; "
+            f"longest task {max(each.longest for each in found):.0f} ms, of processor time "
+            f"{max(each.busiest for each in found):.0f} ms; "
             f"{found[0].requests} requests"
         )
 
@@ -74,7 +75,8 @@ def _replays(service: Service, node: PlayedNode, browser: object) -> None:
         longest = ", ".join(f"{length:.0f}" for length in found.tasks[:8])
         print(
             f"{tab or 'charts':14} {len(found.tasks)} tasks over 50 ms"
-            f"{f' ({longest})' if found.tasks else ''}; curves read {found.readings} times"
+            f"{f' ({longest})' if found.tasks else ''}; at most {found.busiest:.0f} ms of "
+            f"processor time in one; curves read {found.readings} times"
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.dashboard.browser import PATIENCE, settled, sign_in
 from tests.dashboard.long_jobs import health_records
+from tests.dashboard.main_thread import traced
 from tests.dashboard.played_node import PlayedJob, PlayedNode
 from tests.dashboard.replay import playing
 
@@ -63,22 +64,25 @@ WATCH = """
 
 @dataclass(frozen=True)
 class Opening:
-    """Milliseconds from the navigation on; `longest` is the longest task of the main thread."""
+    """Milliseconds from the navigation on; of the main thread's tasks the one that lasted longest,
+    and the most processor time of one."""
 
     drawn: float
     answered: float
     charts: int
     longest: float
+    busiest: float
     requests: int
     curve_requests: int
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a page did while a stream played: its tasks over 50 ms, in milliseconds, the longest
-    first, and how often it read its curves anew."""
+    """What a page did while a stream played: how long its tasks over 50 ms lasted, in milliseconds,
+    the longest first; the most processor time of a task; how often it read its curves anew."""
 
     tasks: list[float]
+    busiest: float
     readings: int
 
 
@@ -98,12 +102,13 @@ def open_job(page: Any, address: str, patience: int) -> Opening:
         requests.append(request.url)
 
     page.on("request", note)
-    page.goto(address, wait_until="commit")
-    page.evaluate("patience => window.octrainWait('drawn', patience)", patience)
-    plot = page.locator(".chart .u-over").first.bounding_box()
-    for part in range(2, 10):
-        page.mouse.move(plot["x"] + plot["width"] * part / 12, plot["y"] + plot["height"] / 2)
-    page.evaluate("patience => window.octrainWait('answered', patience)", patience)
+    with traced(page) as done:
+        page.goto(address, wait_until="commit")
+        page.evaluate("patience => window.octrainWait('drawn', patience)", patience)
+        plot = page.locator(".chart .u-over").first.bounding_box()
+        for part in range(2, 10):
+            page.mouse.move(plot["x"] + plot["width"] * part / 12, plot["y"] + plot["height"] / 2)
+        page.evaluate("patience => window.octrainWait('answered', patience)", patience)
     page.remove_listener("request", note)
     seen = page.evaluate("window.octrainSeen")
     return Opening(
@@ -111,6 +116,7 @@ def open_job(page: Any, address: str, patience: int) -> Opening:
         answered=seen["answered"],
         charts=seen["charts"],
         longest=max((duration for _, duration in seen["tasks"]), default=0.0),
+        busiest=done.longest,
         requests=sum("/v1/" in url for url in requests),
         curve_requests=sum(_reads_curves(url) for url in requests),
     )
@@ -136,15 +142,17 @@ def replay(
         page.wait_for_timeout(QUIET / 2)
         page.on("request", lambda request: readings.append(request.url))
         moment = page.evaluate("performance.now()")
-        player.begin.set()
-        deadline = time.monotonic() + PATIENCE / 1000 + len(recorded) / rate
-        while not player.played.is_set():
-            assert time.monotonic() < deadline, "the recording is played"
-            first = job.step + 1
-            node.send(job, [r for step in range(first, first + 20) for r in health_records(step)])
-            node.beat()
-            page.wait_for_timeout(500)
-        page.wait_for_timeout(QUIET)
+        with traced(page) as done:
+            player.begin.set()
+            deadline = time.monotonic() + PATIENCE / 1000 + len(recorded) / rate
+            while not player.played.is_set():
+                assert time.monotonic() < deadline, "the recording is played"
+                first = job.step + 1
+                steps = range(first, first + 20)
+                node.send(job, [each for step in steps for each in health_records(step)])
+                node.beat()
+                page.wait_for_timeout(500)
+            page.wait_for_timeout(QUIET)
         found = page.evaluate("window.octrainSeen.tasks")
     tasks = sorted((length for begin, length in found if begin > moment), reverse=True)
-    return Replayed(tasks, sum(map(_reads_curves, readings)))
+    return Replayed(tasks, done.longest, sum(map(_reads_curves, readings)))

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 from octrain.client import Client
@@ -27,6 +28,8 @@ from octrain.local.stack import LocalStack
 from tests.dashboard.browser import REPOSITORY, SIZES, chromium, launched, settled, sign_in
 
 COLOURS = 256
+# Of these, those of most pixels, which stay as they are.
+EXACT = 64
 SCHEMES = ("light", "dark")
 FP8 = {"engine": "emulated", "fp8_format": "HYBRID", "amax_history_len": 16}
 
@@ -104,6 +107,7 @@ def pages(jobs: dict[str, str]) -> dict[str, str]:
         "jobs": "/jobs",
         "job-charts": job,
         "job-fp8": f"{job}?tab=fp8",
+        "job-layers": f"{job}?tab=fp8",
         "job-timeline": f"{job}?tab=timeline",
         "job-logs": f"{job}?tab=logs",
         "job-files": f"{job}?tab=files",
@@ -154,6 +158,12 @@ def take(
             heatmap = page.locator(".heat-cells")
             heatmap.wait_for()
             heatmap.evaluate("(part) => part.scrollIntoView({ block: 'center' })")
+        if name == "job-layers":
+            layers = page.get_by_role("region", name="Layers", exact=True)
+            layers.locator("tbody tr").first.wait_for()
+            page.get_by_role("heading", name="Layers", exact=True).evaluate(
+                "(part) => scrollTo(0, part.getBoundingClientRect().top + scrollY - 90)"
+            )
         # Charts are drawn after their data has come.
         page.evaluate("() => new Promise((done) => setTimeout(done, 700))")
         save(page, out / f"{name}-{scheme}-{size}.png")
@@ -163,12 +173,35 @@ def take(
 def save(page: Any, path: Path) -> None:
     """The window as a small PNG."""
     picture = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-    # Colours of few pixels count as much as those of many: a red bar stays red, a ramp smooth.
-    small = picture.quantize(
-        colors=COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
-    )
-    small.save(path, optimize=True)
+    reduced(picture).save(path, optimize=True)
     print(f"{path.stat().st_size:8}  {path.name}")
+
+
+def reduced(picture: Image.Image) -> Image.Image:
+    """The picture in few colours: those of surfaces and texts as they are, and of the others, each
+    counted once, such as leave none far from its own: a red bar stays red, a ramp smooth."""
+    pixels = np.asarray(picture).reshape(-1, 3)
+    colours, place, count = np.unique(pixels, axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(-count, kind="stable")
+    palette = colours[order[:EXACT]]
+    others = colours[order[EXACT:]]
+    if len(others) > COLOURS - EXACT:
+        small = Image.fromarray(others[None]).quantize(
+            colors=COLOURS - EXACT, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+        )
+        found = small.getpalette() or []
+        others = np.array(found, dtype=np.uint8).reshape(-1, 3)[: COLOURS - EXACT]
+    palette = np.concatenate([palette, others]).astype(np.int32)
+    nearest = np.concatenate(
+        [
+            ((part[:, None].astype(np.int32) - palette) ** 2).sum(axis=2).argmin(axis=1)
+            for part in np.array_split(colours, len(colours) // 1000 + 1)
+        ]
+    )
+    shape = (picture.height, picture.width)
+    result = Image.fromarray(nearest[place.reshape(-1)].astype(np.uint8).reshape(shape), "P")
+    result.putpalette(palette.astype(np.uint8).tobytes())
+    return result
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from tests.running_service import Service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
-# Milliseconds of one task. With so much data, what blocks the page takes far longer than this.
-LONGEST_TASK = 2000
+# Milliseconds of processor time of one task: what else the machine does is not counted.
+BUSIEST = 50
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_fifty_series_of_a_hundred_thousand_steps(
     assert opening.charts == SERIES - 1
     assert opening.curve_requests == 1
     assert opening.answered < 30_000
-    assert opening.longest < LONGEST_TASK
+    assert opening.busiest < BUSIEST, opening
 
     # What is zoomed to by dragging is read anew in finer buckets, for all charts.
     loss = watched.locator(".chart").first
@@ -96,7 +96,7 @@ def test_a_replayed_stream_leaves_the_page_free(
     assert len(messages) > 2000
     for tab in ("", "?tab=fp8", "?tab=timeline"):
         replayed = replay(watched, node, job, messages, tab, rate=400)
-        assert max(replayed.tasks, default=0) < LONGEST_TASK, (tab, replayed)
+        assert 0 < replayed.busiest < BUSIEST, (tab, replayed)
         assert tab == "?tab=timeline" or replayed.readings > 0, (tab, replayed)
         watched.context.clear_cookies()
 
