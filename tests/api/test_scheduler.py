@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import datetime
 from typing import Any
 
@@ -342,3 +343,19 @@ async def test_a_new_leader_knows_the_nodes_before_it_acts(
     await _register_many(lone_service, 600)
     await submit(user)
     assert [(await scheduler.tick())[1] for _ in range(3)] == [True, True, False]
+
+
+async def test_one_tick_places_in_several_transactions(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """Each of 25 at most; what the time of a tick does not suffice for is the next one's."""
+    await worker.register(cpu_slots=60)
+    jobs = [await submit(user) for _ in range(60)]
+    assert await worker.schedule() == 60
+    rows = await lone_service.sql("SELECT job_id, created_at FROM attempts ORDER BY created_at")
+    assert {row.job_id for row in rows} == set(jobs)
+    together = [len(list(each)) for _, each in itertools.groupby(rows, lambda row: row.created_at)]
+    assert sum(together) == 60
+    assert max(together) == 25
+    order = [row.job_id for row in rows]
+    assert set(order[:25]) == set(jobs[:25]), "the oldest first"
