@@ -352,6 +352,23 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
                 self._claim(0, True),
             )
 
+        @rule(
+            wish=calls.wishes,
+            action=st.sampled_from(["cancel", "pause"]),
+            seconds=st.sampled_from([200, 45, 1000]),
+        )
+        def a_stop_is_not_heard(self, wish: dict[str, Any], action: str, seconds: float) -> None:
+            """The answer that says it and shortens the lease is lost, and the node cut off."""
+            self.run(self._post(wish | {"resources": {"device": "cpu"}, "priority": 2}))
+            self.run(self._tick("scheduler"))
+            self.run(self._claim(0, True))
+            if self.claims:
+                self.run(self._write(0, "heartbeat", {"step": None}))
+                self.run(self._wish(self.jobs.index(self.claims[-1].job_id), action))
+                self.run(self._write(0, "heartbeat", {"step": None, "lost": True}))
+            self.time_passes(seconds, False)
+            self.run(self._tick("reconciler"))
+
         @precondition(lambda self: self.jobs)
         @rule()
         def two_controllers_and_two_supervisors(self) -> None:
@@ -514,6 +531,7 @@ PROFILE: dict[str, Any] = {
 }
 
 
+@pytest.mark.timeout(600)
 def test_the_service_keeps_its_promises(world: Any, spec: dict[str, Any]) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         machine(world, spec),
