@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,15 +17,18 @@ from fp8core import engines
 from fp8core.conversion import convert, restore
 from fp8core.data.attention import model_inputs
 from fp8core.engines.amp import AmpEngine
-from fp8core.engines.protocol import NormDescription
+from fp8core.engines.protocol import Engine, NormDescription
 from fp8core.fusion import fused_inputs
 from fp8core.fusion.cross_entropy import plain_cross_entropy
 from fp8core.fusion.high_precision import HighPrecisionParts, PyTorchAttention
 from fp8core.fusion.plain import PlainParts
 from fp8core.fusion.sequences import Sequences
-from fp8core.spec import AmpRecipe, Conversion
+from fp8core.spec import AmpRecipe, Conversion, parse_spec
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 from tests.fp8core.fusion.test_te_fusion_gpu import DEVICE, FAMILIES, LAYERS, batch_of, make
+from tests.fp8core.training.conftest import job, series, train_here
+
+__all__ = ["job", "series", "train_here"]  # fixtures
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,7 +51,7 @@ def fused(family: str, dtype: torch.dtype = torch.bfloat16) -> tuple[Any, AmpEng
     return model, engine, report
 
 
-def train(engine: AmpEngine, model: Any, steps: int) -> list[float]:
+def train(engine: Engine, model: Any, steps: int) -> list[float]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     losses = []
     for step in range(steps):
@@ -177,6 +183,72 @@ def test_pytorchs_attention_stands_in_for_transformer_engines(
     wanted = torch.autograd.grad(expected, exact, along)
     for own, other in zip((found, *gradients), (expected, *wanted), strict=True):
         assert apart(own, other) < 0.02
+
+
+# Jobs
+
+
+def test_a_job_in_bf16_is_fused_and_its_tables_say_how(
+    job: Callable[..., Path],
+    train_here: Callable[..., Any],
+    series: Callable[[Path, str], dict[int, float]],
+) -> None:
+    """Accumulation, recomputation, evaluation and packed documents, beside the plain job."""
+    parts: dict[str, Any] = {
+        "recipe": {"engine": "amp"},
+        "model": {
+            "source": "config",
+            "config": {
+                "hidden_size": 128,
+                "intermediate_size": 256,
+                "num_attention_heads": 2,
+                "attention_dropout": 0.0,
+            },
+        },
+        "training": {"steps": 6, "gradient_accumulation": 2, "gradient_checkpointing": True},
+        "resources": {"device": "cuda"},
+    }
+    _, plain = train_here(job(**parts, conversion={"fuse": "none"}))
+    _, work = train_here(job(**parts))
+    for name in ("train/loss", "eval/loss"):
+        assert series(work, name) == pytest.approx(series(plain, name), rel=0.01), name
+    rows = {row["name"]: row for row in json.loads((work / "conversion.json").read_bytes())}
+    assert rows["model.layers.1"]["to"] == "FusedLlamaDecoderLayer"
+    assert rows["model.layers.1.mlp.up_proj"]["to"] == "NormMLP"
+    assert rows["loss"]["to"] == "FusedCrossEntropy"
+    unfused = {row["name"]: row for row in json.loads((plain / "conversion.json").read_bytes())}
+    assert "loss" not in unfused
+    table = json.loads((work / "precision.json").read_bytes())["rows"]["gemm_compute"]["layers"]
+    assert {entry["kind"] for entry in table} == {"NormLinear", "NormMLP", "Linear"}
+    for entry in table:
+        assert not entry["converted"]
+        assert {gemm["gemm"] for gemm in entry["gemms"]} == {"fprop", "dgrad", "wgrad"}
+        for gemm in entry["gemms"]:
+            assert {operand["format"] for operand in gemm["operands"].values()} == {"bf16"}
+
+
+def test_what_the_small_gemm_rule_keeps_is_fused_in_bf16() -> None:
+    spec = parse_spec(
+        {
+            "model": {"source": "config", "config": {"model_type": "llama"}},
+            "data": {"source": "builtin"},
+            "recipe": {"engine": "te"},
+        }
+    )
+    if not (available := engines.availability(spec.recipe, DEVICE)).ok:
+        pytest.skip("; ".join(available.reasons))
+    model, engine = make("Llama"), engines.create(spec.recipe, DEVICE)
+    slower = {name: "FP8 would be slower" for name, _ in model.named_modules() if name}
+    report = convert(model, engine, Conversion(), small_gemms=slower)
+    assert report.converted == []
+    assert report.fusion is not None
+    assert [row.reason for row in report.fusion.rows] == [None] * LAYERS
+    assert report.fusion.classes["model.layers.0.mlp.up_proj"] == "NormMLP"
+    enable_gradient_checkpointing(model, engine)
+    plain = make("Llama")
+    losses = [train(engine, model, 4), train(engine_for(), plain, 4)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01)
+    assert engine.state_dict().keys() == {"updates/forward", "updates/backward"}
 
 
 # The kernels
