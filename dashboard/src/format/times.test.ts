@@ -16,6 +16,7 @@ describe('durations', () => {
   it('keeps the largest unit of an age', () => {
     expect(formatAge(184)).toBe('3 min');
     expect(formatAge(90_061)).toBe('1 d');
+    expect(formatAge(0.4)).toBe('< 1 s');
   });
 });
 

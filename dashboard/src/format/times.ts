@@ -26,7 +26,8 @@ export function formatDuration(seconds: number | null | undefined): string {
 
 /** The largest unit alone: 12 s, 3 min, 2 h, 4 d. */
 export function formatAge(seconds: number | null | undefined): string {
-  return formatDuration(seconds).split(' ').slice(0, 2).join(' ');
+  const duration = formatDuration(seconds);
+  return duration.startsWith('<') ? duration : duration.split(' ').slice(0, 2).join(' ');
 }
 
 /** Seconds from a time of the API until `now` (both in the same clock's words). */

@@ -49,12 +49,12 @@ describe('heatOf', () => {
     series('fp8/layer.9/weight/amax', [0], [1024]),
     series('fp8/layer.9/input/saturated', [0], [0.5]),
   ];
-  it('gives the colours to what is not far out, and says what is beyond', () => {
+  it('gives the colours to what is not outside, and says what is beyond', () => {
     const steps = Array.from({ length: 40 }, (_, step) => step);
     const scales = steps.map((step) => (step === 0 ? 1 : 2 ** (30 + (step % 5))));
     const heat = heatOf([series('fp8/layer/input/scale', steps, scales)], 'input', 'scale');
-    // Quartiles of 31 and 33: three times two below the first.
-    expect([heat.low, heat.high]).toEqual([25, 34]);
+    // Quartiles of 31 and 33: three below the first, and nothing above.
+    expect([heat.low, heat.high]).toEqual([28, 34]);
     expect(heat.beyond).toEqual({ low: true, high: false });
     expect(heat.cells[0]).toEqual([0, 0, 0, 1]);
     const same = scales.map((_, step) => (step === 7 ? 4 : 2));

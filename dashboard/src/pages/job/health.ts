@@ -143,15 +143,15 @@ export function heatOf(
 }
 
 /**
- * Bounds beyond which values are far out: three times the distance of the quartiles from them
- * (Tukey 1977, section 2D). The first step of delayed scaling, whose scales are all 1, would leave
+ * Bounds beyond which values are outside: one and a half times the distance of the quartiles from
+ * them (Tukey 1977, section 2D). The first step of delayed scaling, whose scales are all 1, would leave
  * one colour to everything else.
  */
 function fences(values: readonly number[]): [number, number] {
   const sorted = Float64Array.from(values).sort();
   const at = (share: number) => sorted[Math.round(share * (sorted.length - 1))] ?? 0;
   const [first, third] = [at(0.25), at(0.75)];
-  const reach = 3 * (third - first);
+  const reach = 1.5 * (third - first);
   // Most are the same: then the others are what is worth seeing.
   if (reach === 0) return [Number.NEGATIVE_INFINITY, Number.POSITIVE_INFINITY];
   return [first - reach, third + reach];

@@ -155,6 +155,7 @@ const Row = memo(function Row(props: {
 }) {
   const { job } = props;
   const name = job.name ?? job.id;
+  const speed = job.latest_metrics['perf/tokens_per_second'];
   const cell = { className: 'cell', role: 'cell' } as const;
   return (
     <div
@@ -196,8 +197,8 @@ const Row = memo(function Row(props: {
       <span {...cell} data-cell="loss">
         <Loss job={job} curve={props.curve} />
       </span>
-      <span {...cell} data-cell="speed" className="cell number">
-        {formatCompact(job.latest_metrics['perf/tokens_per_second'])}
+      <span {...cell} data-cell="speed" data-none={speed === undefined} className="cell number">
+        {formatCompact(speed)}
       </span>
       <span {...cell} data-cell="device">
         <Device job={job} />
