@@ -199,7 +199,7 @@ def reduced(picture: Image.Image) -> Image.Image:
         ]
     )
     shape = (picture.height, picture.width)
-    result = Image.fromarray(nearest[place.reshape(-1)].astype(np.uint8).reshape(shape), "P")
+    result = Image.fromarray(nearest[place.reshape(-1)].astype(np.uint8).reshape(shape))
     result.putpalette(palette.astype(np.uint8).tobytes())
     return result
 
