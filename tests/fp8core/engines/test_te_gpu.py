@@ -133,6 +133,7 @@ def test_interval_changes_scales_only_when_due_while_histories_advance() -> None
 def test_scales_follow_the_formula(algorithm: str, margin: int) -> None:
     engine = engine_for(amax_history_len=4, amax_compute_algo=algorithm, margin=margin)
     net = converted(engine)
+    assert [layer.name for layer in net.children()] == ["first", "second"]
     amaxes = []
     for index in range(7):
         x = inputs(index, amplitude=10.0 / (index + 1))
