@@ -188,6 +188,18 @@ def test_a_fused_half_falls_back_and_stays_so(
     assert "model.layers.1.mlp.up_proj" not in fusion.layers
 
 
+def test_the_reference_of_a_parity_check_is_not_fused(
+    job: Callable[..., Path], train_here: Callable[..., Any]
+) -> None:
+    training = {**RUN["training"], "parity": {"steps": 2}}
+    parts = {**RUN, "recipe": {"engine": "emulated"}, "training": training}
+    assembled: list[Assembled] = []
+    train_here(job(**parts), plant=assembled.append)
+    reference, run = assembled
+    assert reference.conversion.fusion is None
+    assert run.conversion.fusion is not None
+
+
 def test_joined_weights_are_saved_each_as_its_own(tmp_path: Path) -> None:
     """Also where files are written straight from the live tensors."""
     from fp8core.fusion import fuse
