@@ -46,6 +46,11 @@ async def test_a_damaged_job_ends_and_the_others_are_placed(
     bad = await submit(user)
     after = [await submit(user), await submit(user, priority=-1)]
     await lone_service.sql(JOBS[damage], job=bad)
+    for path in ("/jobs", f"/jobs/{bad}", f"/jobs/{before}"):
+        assert (await user.get(path)).status_code == 200
+    admin = lone_service.client(await lone_service.key("root", "admin"))
+    scraped = await admin.get("http://octrain/metrics")
+    assert scraped.status_code == 200, scraped.text
     assert await worker.schedule() == 3
     for job_id in (before, *after):
         assert (await _status(user, job_id))["status"] == "starting"
