@@ -255,6 +255,9 @@ class Bench:
             f"series each step, {len(health)} each {every}"
         )
         self.disk()
+        path = f"/jobs/{name}/metrics?name=fp8/*&form=buckets&max_points=50"
+        assert len(self._http.get(path).json()["series"]) == len(health)
+        self._time(f"  {len(health)} series, 50 buckets", path, 10)
 
     def latest(self, count: int) -> None:
         """The newest value of every series."""
@@ -293,7 +296,7 @@ class Bench:
         print(f"deletion                {1000 * took:10.0f} ms for a job of {held} points")
 
     def _time(self, what: str, path: str, times: int) -> None:
-        bare = f"{self._bare}/job_read"
+        bare = f"{self._bare}/{path.split('/')[2]}"
         taken: dict[str, list[float]] = {bare: [], path: []}
         for _ in range(times):
             for asked, found in taken.items():

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from octrain_api.auth import Principal, Reader
 from octrain_api.dependencies import Context, ContextDep
 from octrain_api.metrics.lookup import MetricLookup
-from octrain_api.metrics.reading import Line
+from octrain_api.metrics.reading import Found
 from octrain_api.metrics.render import (
     ARROW_TYPE,
     CSV_TYPE,
@@ -26,6 +26,8 @@ from octrain_api.problems import Problem, ProblemError
 router = APIRouter(tags=["jobs"])
 
 MAX_STEP = 2**62
+# Cells of an answer that is made on the spot: a millisecond or two.
+_EFFORT_AT_ONCE = 20_000
 Format = Literal["json", "csv", "arrow"]
 
 _NAMES = "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; all without"
@@ -108,8 +110,8 @@ async def series_of(
 ) -> Response:
     """The series of a job, for whoever has found out what is asked for."""
     async with _metrics(context) as metrics:
-        (job,), lines = await metrics.lines([job_id], principal.visible_owner, {job_id: since}, ask)
-    return await _respond(request, wanted, lines, ask, {"cursor": job.sequence})
+        (job,), found = await metrics.find([job_id], principal.visible_owner, {job_id: since}, ask)
+    return await _respond(request, wanted, found, ask, {"cursor": job.sequence})
 
 
 @router.get("/jobs/{job_id}/metrics/latest", response_model=LatestPage)
@@ -144,11 +146,11 @@ async def query_metrics(
     """Series of several jobs. Their buckets are of one width, with the same edges."""
     job_ids = list(dict.fromkeys(job))
     async with _metrics(context) as metrics:
-        jobs, lines = await metrics.lines(
+        jobs, found = await metrics.find(
             job_ids, principal.visible_owner, _cursors(since or []), ask
         )
-    cursors = {found.id: found.sequence for found in jobs}
-    return await _respond(request, wanted, lines, ask, {"cursors": cursors})
+    cursors = {head.id: head.sequence for head in jobs}
+    return await _respond(request, wanted, found, ask, {"cursors": cursors})
 
 
 @asynccontextmanager
@@ -178,9 +180,9 @@ def _cursors(since: Sequence[str]) -> dict[str, int]:
 
 
 async def _respond(
-    request: Request, wanted: Format | None, lines: list[Line], ask: Ask, rest: dict[str, Any]
+    request: Request, wanted: Format | None, found: Found, ask: Ask, rest: dict[str, Any]
 ) -> Response:
-    """The lines in the format asked for. A large answer is made while others are served."""
+    """What was found in the format asked for. A large answer is made while others are served."""
     accepted = request.headers.get("accept", "")
     if wanted is None:
         wanted = "json"
@@ -190,12 +192,13 @@ async def _respond(
             wanted = "arrow"
 
     def make() -> tuple[bytes, str]:
+        lines = found.lines()
         if wanted == "csv":
             return csv_of(lines, ask.form == "buckets"), CSV_TYPE
         if wanted == "arrow":
             return arrow_of(lines, ask.form == "buckets"), ARROW_TYPE
         return json_of({"series": answer_of(lines, ask), **rest}), "application/json"
 
-    small = sum(map(len, lines)) < 5000
-    body, media_type = make() if small else await asyncio.to_thread(make)
+    at_once = found.effort < _EFFORT_AT_ONCE
+    body, media_type = make() if at_once else await asyncio.to_thread(make)
     return Response(body, media_type=media_type)

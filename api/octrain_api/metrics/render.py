@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic_core import to_json
 
-from octrain_api.metrics.reading import Line
+from octrain_api.metrics.lines import Line
 from octrain_api.problems import Problem
 
 Axis = Literal["step", "time", "tokens"]

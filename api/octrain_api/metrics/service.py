@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from octrain_api.metrics.catalogue import Names, read_catalogue
+from octrain_api.metrics.lines import Line, Query
 from octrain_api.metrics.lookup import Facts, JobHead, MetricLookup, SeriesFacts
-from octrain_api.metrics.reading import Line, MetricReader, Query, TooMuch
+from octrain_api.metrics.reading import Found, MetricReader, TooMuch
 from octrain_api.metrics.render import Axis, buckets_of, points_of
 from octrain_api.numbers import encode
 from octrain_api.pagination import cursor_value
@@ -38,11 +39,13 @@ class MetricService:
     def __init__(self, lookup: MetricLookup) -> None:
         self._lookup = lookup
 
-    async def lines(
+    async def find(
         self, job_ids: Sequence[str], owner: str | None, since: dict[str, int], ask: Ask
-    ) -> tuple[list[JobHead], list[Line]]:
-        """The jobs, and of their series those asked for. Problem 404 where this owner sees no such
-        job, 422 where the series are too many to be given at once.
+    ) -> tuple[list[JobHead], Found]:
+        """The jobs, and what makes those of their series that are asked for.
+
+        Problem 404 where this owner sees no such job, 422 where the series are too many to be
+        given at once.
         """
         buckets, max_points = None, 0
         if ask.form == "buckets":

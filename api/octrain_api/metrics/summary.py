@@ -166,12 +166,14 @@ def store(summary: Summary, keys: Integers, width: int) -> bytes:
     return out.tobytes()
 
 
-def load(data: bytes, begin: Integers, times: Floats, tokens: Integers) -> Summary:
-    """B buckets from the bytes of `store`, with the first step, the time and tokens of each."""
-    stored = np.frombuffer(data, dtype=STORED)
+def load(stored: Any, begin: Integers, times: Floats, tokens: Integers) -> Summary:
+    """Buckets of (..., B) STORED, with the first step, the time and tokens of each B."""
     arrays: dict[str, Any] = {name: stored[name] for name in STORED.names or ()}
     for name in ("count", "non_finite", "low_at", "high_at", "last_at", "odd_at"):
         arrays[name] = arrays[name].astype(np.int64)
         if name.endswith("_at"):
             arrays[name] += begin
-    return Summary(**arrays, time=times, tokens=tokens)
+    shape = stored.shape
+    return Summary(
+        **arrays, time=np.broadcast_to(times, shape), tokens=np.broadcast_to(tokens, shape)
+    )

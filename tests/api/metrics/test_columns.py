@@ -358,7 +358,9 @@ def test_rollups_are_what_brute_force_finds(batches: list[list[Record]]) -> None
                 continue
             offset, size = rollups.extent(place, rollup.buckets)
             data = rollup.data[offset : offset + size]
-            found = summary.load(data, rows["first"], rows["time"], rows["tokens"])
+            found = summary.load(
+                np.frombuffer(data, summary.STORED), rows["first"], rows["time"], rows["tokens"]
+            )
             keys = (rows["first"] // level).tolist()
             assert {key for at, key in enumerate(keys) if found.count[at]} == buckets
             for at, key in enumerate(keys):

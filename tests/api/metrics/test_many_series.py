@@ -29,5 +29,10 @@ def test_none_is_taken_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
                 continue
             offset, size = rollups.extent(place, rollup.buckets)
             data = rollup.data[offset : offset + size]
-            found = summary.load(data, shared["first"], shared["time"], shared["tokens"])
+            found = summary.load(
+                np.frombuffer(data, summary.STORED),
+                shared["first"],
+                shared["time"],
+                shared["tokens"],
+            )
             assert found.last.tolist() == [column] * rollup.buckets

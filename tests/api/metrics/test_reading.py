@@ -7,10 +7,13 @@ import io
 import json
 import math
 import sys
+import threading
 from typing import Any
 
 import httpx
 import pytest
+
+from octrain_api.metrics import lines, reading
 
 
 async def fill(job: Any, helpers: Any) -> None:
@@ -210,14 +213,82 @@ async def test_the_job_carries_a_bounded_number_of_newest_values(job: Any, helpe
 async def test_more_than_one_answer_holds_is_refused(
     job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from octrain_api.metrics import reading
-
     await fill(job, helpers)
     monkeypatch.setattr(reading, "MAX_CELLS", 100)
     answer = await job.user.get(f"/jobs/{job.id}/metrics")
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["code"] == "too_many_points"
     assert names(await job.get(name="eval/loss")) == ["eval/loss"]
+
+
+async def test_a_large_answer_is_made_while_others_are_served(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Thousands of series of a running job took seconds, in which nobody else was served."""
+    names = [f"fp8/layers.{n}/amax" for n in range(300)]
+    for step in range(8):
+        await job.send(helpers.metric(step, {name: float(step) for name in names}))
+    makers: list[bool] = []
+    lines = reading.Found.lines
+
+    def noted(self: Any) -> Any:
+        makers.append(threading.current_thread() is threading.main_thread())
+        return lines(self)
+
+    monkeypatch.setattr(reading.Found, "lines", noted)
+    found = (await job.get(form="buckets"))["series"]
+    assert [one["name"] for one in found] == sorted(names)
+    assert {tuple(one["buckets"]["last"]) for one in found} == {tuple(map(float, range(8)))}
+    await job.get(name=names[7])
+    assert makers == [False, True]
+
+
+async def test_series_are_the_same_however_many_are_read_at_once(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dense ones, sparse ones and odd values; points, buckets and both, over two attempts."""
+    names = [f"m{n}" for n in range(12)]
+
+    def values(step: int) -> dict[str, float]:
+        odd = {0: math.nan, 1: math.inf, 2: -math.inf}
+        return {
+            name: odd.get((step + n) % 97, math.sin(step * n))
+            for n, name in enumerate(names)
+            if step % (n + 1) == 0
+        }
+
+    def records(*steps: int) -> list[Any]:
+        return [helpers.metric(s, values(s)) for s in range(*steps) if values(s)]
+
+    await job.send(*records(1, 900))
+    await job.restart()
+    await job.compact()
+    await job.send(*records(700, 800), *records(800, 1000))
+    queries: list[dict[str, Any]] = [
+        {"form": "buckets", "max_points": 6},
+        {"form": "buckets", "max_points": 500, "from_step": 333, "to_step": 950},
+        {"max_points": 90},
+        {"from_step": 650, "to_step": 720},
+        {"since": 1},
+    ]
+
+    def rounded(answer: Any) -> Any:
+        """Sums are not exact to the last bit, whose order depends on what is summed beside them."""
+        for one in answer["series"]:
+            if "buckets" in one:
+                means = one["buckets"]["mean"]
+                one["buckets"]["mean"] = [m if m is None else round(m, 12) for m in means]
+        return answer["series"]
+
+    for gone in (False, True):
+        if gone:
+            await job.service.sql("UPDATE metric_blocks SET data = NULL")
+        for query in queries:
+            together = rounded(await job.get(**query))
+            with monkeypatch.context() as patched:
+                patched.setattr(lines, "_CELLS", 1)
+                assert together == rounded(await job.get(**query))
+            assert {one["attempt"] for one in together} == ({2} if "since" in query else {1, 2})
 
 
 async def test_json_records_and_packed_ones_are_stored_alike(job: Any, helpers: Any) -> None:
