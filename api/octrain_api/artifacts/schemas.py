@@ -48,8 +48,9 @@ class PrecisionTable(BaseModel):
     """The precision table of the method, as the newest attempt measured it on its first step.
 
     `rows` has `gemm_compute` (per kind of layer the formats of both operands of fprop, dgrad and
-    wgrad), `communication`, `weights`, `master_weights`, `weight_gradients` and `optimizer_states`:
-    bytes and elements by format.
+    wgrad), `attention_compute` (those in which attention multiplies, by pass), `communication`,
+    `weights`, `master_weights`, `weight_gradients` and `optimizer_states`: bytes and elements by
+    format.
     """
 
     attempt: int
