@@ -98,7 +98,7 @@ def test_gradients_are_near_those_of_fp32_and_gemms_run_in_fp8(model, recipe):
     engine = engine_for(fields)
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    report = convert(model, engine, Conversion())
+    report = convert(model, engine, Conversion(fuse="none"))
     largest = max(p.nbytes for p in model.parameters())
     assert torch.cuda.max_memory_allocated() - before < 1.1 * largest
     assert [(key, value.shape) for key, value in model.state_dict().items()] == keys
@@ -145,7 +145,7 @@ def test_training_with_accumulation_keeps_near_fp32(model, recipe):
     fields, _ = recipe
     reference = copy.deepcopy(model)
     engine = engine_for(fields)
-    report = convert(model, engine, Conversion())
+    report = convert(model, engine, Conversion(fuse="none"))
     engine.prepare(model)
     x = torch.randn(4, 32, 256, device=DEVICE)
     labels = torch.randint(0, 512, (4, 32), device=DEVICE)
