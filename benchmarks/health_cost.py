@@ -1,15 +1,15 @@
-"""What watching FP8 health costs on a GPU: steps with it beside steps without, in one training.
+"""What watching FP8 health costs on a GPU: trainings with it beside trainings without.
 
     python benchmarks/health_cost.py [--sizes 100M 400M 1.2B] [--recipes delayed current block
-        torchao] [--layers N] [--pairs 12]
+        torchao] [--layers N] [--periods 5]
 
-Trains with ``telemetry.fp8_every_steps`` 10 through the product's own loop, telemetry and alarms
-included. The five steps around a recorded one (the host works ahead, and reads the figures a step
-later) are compared with the five after them, which nothing is recorded in; every window with a
-recorded step has one without beside it, so that what the clocks of GPU and host do over time falls
-on both. The difference over ten steps' time is the cost. Printed are the median over all such
-pairs, with the quartiles, a step's milliseconds, and how long the first step took and the longest
-of those before the first pair (torchao compiles in them).
+Each case is trained three times through the product's own loop, telemetry and alarms included, with
+one seed and so the same batches: without FP8 health, with ``telemetry.fp8_every_steps`` 10, and
+without once more. Steps differ in length with the documents in them, so that each ten steps are
+compared with the same ten of the two trainings around. Printed are the median over all tens of what
+recording one of them adds, with the quartiles; the same of the second training without beside the
+first, which is the noise; a step's milliseconds; how long the first step took, and the longest of
+those that are left out (torchao compiles in them).
 
 Llamas of 0.1, 0.4 and 1.2 billion parameters, the last with Llama-3.2-1B's widths; 4 x 2048 tokens
 a step. ``--layers`` gives them another number of blocks: what is recorded grows with them as the
@@ -24,6 +24,7 @@ import gc
 import json
 import statistics
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import torch
 from fp8core.commands.train import run_train
 from fp8core.telemetry import read_records
 
-EVERY, WINDOW, WARM_UP = 10, 5, 30
+EVERY, WARM_UP = 10, 25
 
 SIZES: dict[str, dict[str, int]] = {
     "100M": {
@@ -63,7 +64,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-def spec(shape: dict[str, int], recipe: dict[str, Any], steps: int) -> dict[str, Any]:
+def spec(shape: dict[str, int], recipe: dict[str, Any], steps: int, every: int) -> dict[str, Any]:
     return {
         "model": {
             "source": "config",
@@ -81,7 +82,7 @@ def spec(shape: dict[str, int], recipe: dict[str, Any], steps: int) -> dict[str,
         "training": {"steps": steps, "batch_size": 4, "sequence_length": 2048},
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},
-        "telemetry": {"fp8_every_steps": EVERY},
+        "telemetry": {"fp8_every_steps": every},
         "resources": {"device": "cuda"},
     }
 
@@ -103,7 +104,8 @@ def times_of_steps(job: dict[str, Any]) -> tuple[dict[int, float], float]:
             if "train/loss" in record["values"]:
                 times[record["step"]] = record["time"]
             health += any(name.startswith("fp8/") for name in record["values"])
-        expected = job["training"]["steps"] // EVERY
+        every = job["telemetry"]["fp8_every_steps"]
+        expected = job["training"]["steps"] // every if every else 0
         if health < expected:
             raise SystemExit(f"{health} records of FP8 health, not {expected}")
         return times, began
@@ -114,38 +116,44 @@ def main() -> None:
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--layers", type=int, help="blocks, where not those of the size")
-    parser.add_argument("--pairs", type=int, default=12, help="of windows, in each training")
+    parser.add_argument("--periods", type=int, default=5, help="of ten steps, in each training")
     chosen = parser.parse_args()
-    steps = WARM_UP + EVERY * chosen.pairs
+    steps = WARM_UP + EVERY * chosen.periods
     for size in chosen.sizes:
         shape = SIZES[size] | ({"num_hidden_layers": chosen.layers} if chosen.layers else {})
         for recipe in chosen.recipes:
-            times, began = times_of_steps(spec(shape, RECIPES[recipe], steps))
-            report(f"{size} x {shape['num_hidden_layers']} {recipe}", times, began, chosen.pairs)
-            # The next training has the GPU and the compiled code of this one for itself.
-            gc.collect()
-            torch.cuda.empty_cache()
-            torch._dynamo.reset()
+            name = f"{size} x {shape['num_hidden_layers']} {recipe}"
+            found = []
+            for every in (0, EVERY, 0):
+                times, began = times_of_steps(spec(shape, RECIPES[recipe], steps, every))
+                found.append([times[WARM_UP + EVERY * n] for n in range(chosen.periods + 1)])
+                early = max(times[s + 1] - times[s] for s in range(1, WARM_UP))
+                print(
+                    f"{name}, fp8_every_steps {every}: first step after "
+                    f"{times[1] - began:.1f} s, longest of the next {WARM_UP - 1} {early:.1f} s",
+                    flush=True,
+                )
+                # The next training has the GPU and the compiled code of this one for itself.
+                gc.collect()
+                torch.cuda.empty_cache()
+                torch._dynamo.reset()
+            report(name, *([end - start for start, end in pairwise(times)] for times in found))
 
 
-def report(name: str, times: dict[int, float], began: float, pairs: int) -> None:
-    differences, plain = [], []
-    for pair in range(pairs):
-        middle = WARM_UP + EVERY * pair
-        start, turn, end = (middle + WINDOW * part - WINDOW // 2 - 1 for part in (0, 1, 2))
-        plain.append((times[end] - times[turn]) / WINDOW)
-        differences.append((times[turn] - times[start]) - (times[end] - times[turn]))
-    step = statistics.median(plain)
-    low, median, high = (
-        100 * value / (EVERY * step) for value in statistics.quantiles(differences, n=4)
-    )
-    early = range(1, WARM_UP - WINDOW)
+def report(name: str, before: list[float], recorded: list[float], after: list[float]) -> None:
+    plain = [(one + other) / 2 for one, other in zip(before, after, strict=True)]
     print(
-        f"{name}: {median:+.2f} % (quartiles {low:+.2f} to {high:+.2f}) of a plain step of "
-        f"{step * 1000:.2f} ms; first step after {min(times.values()) - began:.1f} s, longest of "
-        f"the next {len(early)} {max(times[s + 1] - times[s] for s in early):.1f} s",
+        f"{name}: recording every {EVERY}th step adds {shares(plain, recorded)}, "
+        f"{1000 * statistics.median(plain) / EVERY:.2f} ms a plain step; "
+        f"noise {shares(before, after)}",
         flush=True,
     )
+
+
+def shares(plain: list[float], other: list[float]) -> str:
+    found = [100 * (b - a) / a for a, b in zip(plain, other, strict=True)]
+    low, median, high = statistics.quantiles(found, n=4)
+    return f"{median:+.2f} % (quartiles {low:+.2f} to {high:+.2f})"
 
 
 if __name__ == "__main__":
