@@ -266,7 +266,7 @@ def _times(gradient: Tensor | None, factor: Tensor | None) -> Tensor:
     return values if factor is None else values * factor
 
 
-def _has_kernel(parameter: nn.Parameter) -> bool:
+def _has_kernel(parameter: Tensor) -> bool:
     return parameter.is_cuda and parameter.is_contiguous() and _triton_is_here()
 
 
@@ -279,6 +279,10 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     """The 2-norm of all gradients together, in fp32, as a tensor without dimensions."""
     if not gradients:
         return torch.zeros(())
+    if len({g.device for g in gradients}) == 1 and all(map(_has_kernel, gradients)):
+        from fp8core.training.gradient_norm_kernel import gradient_norm
+
+        return gradient_norm(gradients)
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 

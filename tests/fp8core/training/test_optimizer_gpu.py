@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8core.training.optimizer import AdamW
+from fp8core.training.optimizer import AdamW, global_norm
 
 pytestmark = pytest.mark.gpu
 
@@ -121,3 +121,27 @@ def test_a_step_of_many_parameters_is_few_launches() -> None:
         torch.cuda.synchronize()
     launches = {event.key: event.count for event in profiler.key_averages()}
     assert launches["_step"] == 1
+
+
+@pytest.mark.parametrize("odd", [False, True])
+def test_the_norm_of_gradients_is_one_launch_and_the_same_each_time(odd: bool) -> None:
+    generator = torch.Generator(device="cuda").manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device="cuda")
+
+    gradients = [draw(300, 1024).bfloat16(), draw(64).bfloat16(), 1e-3 * draw(4096, 512)]
+    if odd:
+        gradients += [draw(77, 131).bfloat16(), draw(1), draw(0)]
+    exact = torch.cat([gradient.double().flatten() for gradient in gradients]).norm()
+    first, again = global_norm(gradients), global_norm(gradients)
+    assert float(first) == pytest.approx(float(exact), rel=1e-6)
+    assert torch.equal(first, again)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        global_norm(gradients)
+        torch.cuda.synchronize()
+    launches = {e.key: e.count for e in profile.key_averages() if "_square" in e.key}
+    assert sum(launches.values()) == 2, launches  # one for each format
+
+    gradients[0][7, 7] = torch.inf
+    assert not bool(torch.isfinite(global_norm(gradients)))
