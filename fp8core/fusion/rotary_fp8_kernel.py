@@ -201,7 +201,7 @@ def _split(  # type: ignore[no-untyped-def]
     sine = tl.load(sines + angle)[None, :]
     times = tl.load(scale)
     if token == 0:
-        tl.store(inverse, 1.0 / times)
+        tl.store(inverse, tl.math.div_rn(1.0, times))
     q_joined = joined + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
     k_joined = q_joined + HEADS * 2 * HALF
     v_joined = k_joined + KV_HEADS * 2 * HALF

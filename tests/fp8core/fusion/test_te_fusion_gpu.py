@@ -34,7 +34,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def make(family: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+def make(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> Any:
     import transformers
 
     fields = {
@@ -47,7 +47,7 @@ def make(family: str, dtype: torch.dtype = torch.bfloat16) -> Any:
         "max_position_embeddings": 1024,
         "pad_token_id": 0,
         "attn_implementation": "sdpa",
-    } | FAMILIES[family]
+    } | {**FAMILIES[family], **changes}
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(
         getattr(transformers, f"{family}Config")(**fields)
