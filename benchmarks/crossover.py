@@ -28,8 +28,8 @@ from row_files import write_rows
 from train_peers import SHAPES, run_row
 
 DEFAULT_ROWS = "fused_head,octrain_bf16,bf16"
-FP8_ROWS = ("fused_head", "fused", "plain")
-BF16_ROWS = ("octrain_bf16", "bf16")
+FP8_ROWS = ("fused_fp8_attention", "fused_head", "fused", "plain")
+BF16_ROWS = ("octrain_bf16", "octrain_bf16_plain", "bf16")
 
 
 def measure(size: str, row: str, chosen: argparse.Namespace) -> dict[str, Any]:

@@ -12,7 +12,8 @@ __all__ = ["ModelSpeeds", "model_speeds", "nearest_model"]
 
 _FARTHEST = 3.0
 """What a model of a tenth of the size does says nothing of this one."""
-_BF16_ROWS = ("octrain_bf16", "bf16")
+_FUSED_BF16 = "octrain_bf16"
+_BF16_ROWS = (_FUSED_BF16, "octrain_bf16_plain", "bf16")
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,11 @@ class ModelSpeeds:
         """The fastest way in bf16."""
         speeds = self.tokens_per_second
         return max(speeds[row] for row in _BF16_ROWS if row in speeds)
+
+    @property
+    def bf16_fused(self) -> bool:
+        """Whether bf16 was measured with fused blocks too, as jobs in bf16 have them."""
+        return _FUSED_BF16 in self.tokens_per_second
 
 
 def model_speeds(card: str) -> list[ModelSpeeds]:

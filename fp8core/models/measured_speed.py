@@ -12,6 +12,7 @@ __all__ = ["measured_speeds"]
 _WORDS = {
     "fused_head": "blocks fused and the head in FP8",
     "fused": "blocks fused",
+    "fused_fp8_attention": "blocks fused, the head and attention in FP8",
     "plain": "layer by layer",
 }
 
@@ -43,6 +44,8 @@ def _row(speeds: ModelSpeeds, spec: JobSpec, fused: bool) -> str | None:
     """The measured way that is most like what ``spec`` would do; None where there is none."""
     if not fused:
         likes = ["plain"]
+    elif getattr(spec.recipe, "fp8_dpa", False) and spec.conversion.output_head:
+        likes = ["fused_fp8_attention", "fused_head", "fused"]
     elif spec.conversion.output_head:
         likes = ["fused_head", "fused"]
     else:
@@ -52,6 +55,7 @@ def _row(speeds: ModelSpeeds, spec: JobSpec, fused: bool) -> str | None:
 
 def _quoted(speeds: ModelSpeeds, row: str) -> dict[str, Any]:
     speed_up = speeds.tokens_per_second[row] / speeds.bf16
+    bf16 = "blocks fused too" if speeds.bf16_fused else "its blocks not fused"
     return {
         "card": speeds.card,
         "size": speeds.size,
@@ -64,7 +68,7 @@ def _quoted(speeds: ModelSpeeds, row: str) -> dict[str, Any]:
         "tokens_per_second": dict(speeds.tokens_per_second),
         "says": (
             f"measured on {speeds.card}: a model of {speeds.parameters / 1e9:.2g} billion "
-            f"parameters trained {speed_up:.2f} times as fast in FP8 ({_WORDS[row]}) as in bf16, "
-            f"{speeds.tokens:,} tokens a step, {speeds.precision} weights"
+            f"parameters trained {speed_up:.2f} times as fast in FP8 ({_WORDS[row]}) as in bf16 "
+            f"({bf16}), {speeds.tokens:,} tokens a step, {speeds.precision} weights"
         ),
     }

@@ -80,6 +80,7 @@ def test_the_nearest_model_is_so_by_ratio(folder: Path) -> None:
     found = nearest_model(CARD, 40)
     assert found is not None
     assert (found.bf16, found.tokens, found.precision) == (100, 8192, "bf16")
+    assert found.bf16_fused
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.name)

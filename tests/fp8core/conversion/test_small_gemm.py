@@ -208,19 +208,26 @@ def test_what_was_kept_when_the_job_began_is_kept_again(folder: Path) -> None:
 
 def test_the_plan_quotes_the_measured_model_that_is_nearest(folder: Path) -> None:
     speeds = {"plain": 90, "fused": 150, "fused_head": 160, "octrain_bf16": 80, "bf16": 100}
-    plant_models(folder, {300_000: speeds, 3_000_000: {"fused_head": 60, "bf16": 20}})
+    speeds["fused_fp8_attention"] = 170
+    plant_models(folder, {300_000: speeds, 3_000_000: {"fused_head": 60, "octrain_bf16_plain": 20}})
     [found] = plan(spec_of()).measured
     assert (found["card"], found["parameters"], found["row"]) == (CARD, 300_000, "fused")
     assert found["speed_up"] == 1.5
     assert str(found["says"]).startswith(f"measured on {CARD}: a model of 0.0003 billion")
+    assert "in FP8 (blocks fused) as in bf16 (blocks fused too)" in str(found["says"])
 
-    def row(**conversion: Any) -> Any:
-        return plan(spec_of(conversion=conversion)).measured[0]["row"]
+    def row(recipe: dict[str, Any] | None = None, **conversion: Any) -> Any:
+        fields = {"conversion": conversion} | ({} if recipe is None else {"recipe": recipe})
+        return plan(spec_of(**fields)).measured[0]["row"]
 
     assert row(output_head=True) == "fused_head"
+    attention = {"engine": "te", "fp8_dpa": True}
+    assert row(attention, output_head=True) == "fused_fp8_attention"
+    assert row(attention) == "fused", "its head is not in FP8"
     assert row(fuse="none") == "plain"
     larger = {**LLAMA, "num_hidden_layers": 20}
     [found] = plan(spec_of(larger), card=CARD).measured
     assert (found["row"], found["speed_up"]) == ("fused_head", 3.0), "fused was not measured there"
+    assert "as in bf16 (its blocks not fused)" in str(found["says"])
     assert plan(spec_of(larger, conversion={"fuse": "none"})).measured == []
     assert plan(spec_of(recipe={"engine": "emulated"})).measured == []
