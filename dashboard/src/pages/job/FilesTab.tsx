@@ -70,8 +70,7 @@ export default function FilesTab({ job }: { job: Job }) {
               <tr key={artifact.id}>
                 <td className="nowrap">{artifact.name}</td>
                 <td>
-                  {artifact.kind}
-                  {artifact === best && <span className="badge good best">best</span>}
+                  {artifact.kind} {artifact === best && <span className="badge good">best</span>}
                 </td>
                 <td>{artifact.step?.toLocaleString('en-US') ?? '–'}</td>
                 <td>{artifact.attempt}</td>
