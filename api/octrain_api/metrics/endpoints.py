@@ -1,11 +1,12 @@
 """Metrics over HTTP."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from octrain_api.auth import Principal, Reader
 from octrain_api.dependencies import Context, ContextDep
@@ -17,10 +18,11 @@ from octrain_api.metrics.render import (
     Axis,
     arrow_of,
     csv_of,
+    json_answer,
     json_of,
 )
 from octrain_api.metrics.schemas import JobsSeries, LatestPage, SeriesList
-from octrain_api.metrics.service import Ask, Form, MetricService, answer_of
+from octrain_api.metrics.service import Ask, Form, MetricService
 from octrain_api.problems import Problem, ProblemError
 
 router = APIRouter(tags=["jobs"])
@@ -28,6 +30,8 @@ router = APIRouter(tags=["jobs"])
 MAX_STEP = 2**62
 # Cells of an answer that is made on the spot: a millisecond or two.
 _EFFORT_AT_ONCE = 20_000
+# Bytes that are handed to the connection at once; more are sent as it takes them.
+_CHUNK = 1 << 20
 Format = Literal["json", "csv", "arrow"]
 
 _NAMES = "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; all without"
@@ -191,14 +195,39 @@ async def _respond(
         elif ARROW_TYPE in accepted:
             wanted = "arrow"
 
-    def make() -> tuple[bytes, str]:
-        lines = found.lines()
+    def make() -> tuple[list[bytes], str]:
+        lines, buckets = found.lines(), ask.form == "buckets"
         if wanted == "csv":
-            return csv_of(lines, ask.form == "buckets"), CSV_TYPE
+            return _chunks([csv_of(lines, buckets)]), CSV_TYPE
         if wanted == "arrow":
-            return arrow_of(lines, ask.form == "buckets"), ARROW_TYPE
-        return json_of({"series": answer_of(lines, ask), **rest}), "application/json"
+            return _chunks([arrow_of(lines, buckets)]), ARROW_TYPE
+        return _chunks(json_answer(lines, buckets, ask.axis, rest)), "application/json"
 
     at_once = found.effort < _EFFORT_AT_ONCE
-    body, media_type = make() if at_once else await asyncio.to_thread(make)
-    return Response(body, media_type=media_type)
+    chunks, media_type = make() if at_once else await asyncio.to_thread(make)
+    if len(chunks) == 1:
+        return Response(chunks[0], media_type=media_type)
+    headers = {"Content-Length": str(sum(map(len, chunks)))}
+    return StreamingResponse(_one_by_one(chunks), media_type=media_type, headers=headers)
+
+
+def _chunks(pieces: Iterable[bytes]) -> list[bytes]:
+    """The same bytes in few chunks, of which each is sent in a moment."""
+    chunks: list[bytes] = []
+    some: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        some.append(piece)
+        size += len(piece)
+        if size >= _CHUNK:
+            whole = b"".join(some)
+            chunks += [whole[start : start + _CHUNK] for start in range(0, size, _CHUNK)]
+            some, size = [], 0
+    if some or not chunks:
+        chunks.append(b"".join(some))
+    return chunks
+
+
+async def _one_by_one(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk

@@ -12,6 +12,8 @@ from octrain_api.metrics.lines import Line
 from octrain_api.problems import Problem
 
 Axis = Literal["step", "time", "tokens"]
+# Elements that are spelt in one go.
+_PIECE = 10_000
 CSV_TYPE = "text/csv; charset=utf-8"
 ARROW_TYPE = "application/vnd.apache.arrow.stream"
 
@@ -21,9 +23,58 @@ def json_of(value: Any) -> bytes:
     return to_json(value, inf_nan_mode="strings")
 
 
-def points_of(line: Line, axis: Axis) -> list[tuple[Any, float]]:
-    """[x, value] of every point; where the line is of buckets, of the least, greatest (or first
-    non-finite) and last point of each, which lose no spike.
+def json_answer(
+    lines: Sequence[Line], buckets: bool, axis: Axis, rest: dict[str, Any]
+) -> Iterator[bytes]:
+    """The series as a JSON object, and what else is to be in it.
+
+    Piece by piece: nobody else is served while a piece is spelt, in whatever thread.
+    """
+    yield b'{"series":['
+    for n, line in enumerate(lines):
+        head = {"job_id": line.job_id, "name": line.name, "attempt": line.attempt}
+        yield (b"," if n else b"") + json_of(head)[:-1]
+        if buckets:
+            yield b',"width":%d,"buckets":{' % line.width
+            for place, (name, column) in enumerate(buckets_of(line).items()):
+                yield (b'],"%b":[' if place else b'"%b":[') % name.encode()
+                yield from _spelt_out(column)
+            yield b"]}}"
+        else:
+            yield b',"points":['
+            yield from _spelt_out(_points(line, axis))
+            yield b"]}"
+    yield b"]"
+    for name, value in rest.items():
+        yield b',"%b":%b' % (name.encode(), json_of(value))
+    yield b"}"
+
+
+def _spelt_out(values: Sequence[Any]) -> Iterator[bytes]:
+    """The elements of a JSON array, without its brackets."""
+    for start in range(0, len(values), _PIECE):
+        yield (b"," if start else b"") + json_of(values[start : start + _PIECE])[1:-1]
+
+
+class _Pairs(Sequence[Any]):
+    """[x, value] of points; made when they are asked for, a slice at a time."""
+
+    def __init__(self, x: Any, values: Any, known: bool) -> None:
+        self._x, self._values, self._known = x, values, known
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, part: Any) -> Any:
+        x = self._x[part]
+        return list(
+            zip(x.tolist() if self._known else _known(x), self._values[part].tolist(), strict=True)
+        )
+
+
+def _points(line: Line, axis: Axis) -> _Pairs:
+    """Every point; where the line is of buckets, the least, greatest (or first non-finite) and last
+    point of each, which lose no spike.
     """
     whole = line.summary
     if line.exact:
@@ -31,7 +82,7 @@ def points_of(line: Line, axis: Axis) -> list[tuple[Any, float]]:
         values = whole.last
     else:
         x, values = _thinned(line, axis)
-    return list(zip(x.tolist() if axis == "step" else _known(x), values.tolist(), strict=True))
+    return _Pairs(x, values, axis == "step")
 
 
 def _thinned(line: Line, axis: Axis) -> tuple[Any, Any]:

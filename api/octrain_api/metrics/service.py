@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from octrain_api.metrics.catalogue import Names, read_catalogue
-from octrain_api.metrics.lines import Line, Query
+from octrain_api.metrics.lines import Query
 from octrain_api.metrics.lookup import Facts, JobHead, MetricLookup, SeriesFacts
 from octrain_api.metrics.reading import Found, MetricReader, TooMuch
-from octrain_api.metrics.render import Axis, buckets_of, points_of
+from octrain_api.metrics.render import Axis
 from octrain_api.numbers import encode
 from octrain_api.pagination import cursor_value
 from octrain_api.problems import Problem, ProblemError, not_found
@@ -117,23 +117,6 @@ def _seen(known: Facts, job_id: str) -> JobHead:
     if found is None:
         raise not_found("job", job_id)
     return found
-
-
-def answer_of(lines: Sequence[Line], ask: Ask) -> list[dict[str, Any]]:
-    """The series as JSON shows them."""
-    out = []
-    for line in lines:
-        item: dict[str, Any] = {
-            "job_id": line.job_id,
-            "name": line.name,
-            "attempt": line.attempt,
-        }
-        if ask.form == "buckets":
-            item |= {"width": line.width, "buckets": buckets_of(line)}
-        else:
-            item["points"] = points_of(line, ask.axis)
-        out.append(item)
-    return out
 
 
 def _encode(name: str) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from octrain_api.metrics import lines, reading
+from octrain_api.metrics import endpoints, lines, reading, render
+from octrain_api.metrics.schemas import SeriesList
 
 
 async def fill(job: Any, helpers: Any) -> None:
@@ -241,6 +242,37 @@ async def test_a_large_answer_is_made_while_others_are_served(
     assert {tuple(one["buckets"]["last"]) for one in found} == {tuple(map(float, range(8)))}
     await job.get(name=names[7])
     assert makers == [False, True]
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {},
+        {"x": "time"},
+        {"form": "buckets", "max_points": 9},
+        {"max_points": 9},
+        {"format": "csv"},
+        {"format": "arrow"},
+        {"name": "none"},
+    ],
+    ids=str,
+)
+async def test_an_answer_in_pieces_is_the_same_answer(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch, query: dict[str, Any]
+) -> None:
+    await fill(job, helpers)
+    await job.send(helpers.metric(50, {"train/loss": math.nan, "eval/loss": -math.inf}))
+    path = f"/jobs/{job.id}/metrics"
+    whole = await job.user.get(path, params=query)
+    monkeypatch.setattr(render, "_PIECE", 3)
+    monkeypatch.setattr(endpoints, "_CHUNK", 7)
+    pieces = await job.user.get(path, params=query)
+    assert pieces.content == whole.content
+    assert pieces.headers["content-length"] == str(len(whole.content))
+    assert pieces.headers["content-type"] == whole.headers["content-type"]
+    if "format" not in query:
+        shape = SeriesList.model_validate_json(whole.content)
+        assert len(shape.series) == (0 if "name" in query else 4)
 
 
 async def test_series_are_the_same_however_many_are_read_at_once(
