@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from fp8core.training import moments
 __all__ = ["AdamW", "clip_factor", "decays", "global_norm"]
 
 _MIX_PLACES = 0xBF58476D1CE4E5B9  # odd, and unlike the other
+_NORM_BOUND = 1e-4  # sums of squares in another order; a part left out is off by far more
 _MIX = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads consecutive numbers
 
 
@@ -280,11 +282,43 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
     if not gradients:
         return torch.zeros(())
     if len({g.device for g in gradients}) == 1 and all(map(_has_kernel, gradients)):
-        from fp8core.training.gradient_norm_kernel import gradient_norm
+        kernel = _norm_kernel(gradients[0].device)
+        if kernel is not None:
+            return kernel(gradients)
+    return _plain_norm(gradients)
 
-        return gradient_norm(gradients)
+
+def _plain_norm(gradients: Sequence[Tensor]) -> Tensor:
     norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+
+
+@functools.cache
+def _norm_kernel(device: torch.device) -> Callable[[Sequence[Tensor]], Tensor] | None:
+    """The norm in one launch; None, with a warning, where it is not PyTorch's.
+
+    A norm that is wrong would clip every step wrongly without any other sign.
+    """
+    from fp8core.training.gradient_norm_kernel import gradient_norm
+
+    generator = torch.Generator(device=device).manual_seed(0)
+    tensors = [
+        torch.randn(shape, generator=generator, device=device).to(dtype)
+        for dtype in (torch.bfloat16, torch.float32)
+        for shape in ((300, 1024), (64,), (77, 131), (1,))
+    ]
+    # With those of odd extents and without: the kernel reads the latter in another way.
+    for some in (tensors, [tensor for tensor in tensors if tensor.numel() % 16 == 0]):
+        try:
+            apart = abs(float(gradient_norm(some)) / float(_plain_norm(some)) - 1)
+        # It is compiled here for the first time, by whatever compiler there is.
+        except Exception as error:
+            warnings.warn(f"the norm of gradients by a kernel fails: {error}", stacklevel=2)
+            return None
+        if not apart < _NORM_BOUND:
+            warnings.warn(f"the norm of gradients by a kernel differs by {apart:.2g}", stacklevel=2)
+            return None
+    return gradient_norm
 
 
 def clip_factor(norm: Tensor, max_norm: float) -> Tensor:
