@@ -7,16 +7,20 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 from fp8core.commands.spec_file import read_spec_file
 from fp8core.durable import told_when_full
 from fp8core.errors import TrainingError
+from fp8core.training.outcome import RunResult
 from fp8core.training.ranks.launcher import Launcher
 from fp8core.training.ranks.place import FOLDER_VARIABLE
 from fp8core.training.workdir import Workdir
 
 __all__ = ["ranks_to_start", "run_ranks", "train_arguments"]
+
+_LOCK_SECONDS = 5.0
 
 
 def ranks_to_start(spec_path: Path, roots: list[Path]) -> int:
@@ -42,13 +46,26 @@ def run_ranks(ranks: int, arguments: list[str], workdir: Path) -> int:
     stream = sys.stdout if result.exit_code in (0, 10) else sys.stderr
     print(result.detail, file=stream, flush=True)
     try:
-        # Held for this alone: where another trainer is at work, the result is none of that run.
-        with Workdir(workdir) as place:
-            result.write(place.result)
+        _write(result, workdir)
     except (TrainingError, OSError) as error:
         # The exit code still says it.
         print(f"error: result.json could not be written: {error}", file=sys.stderr)
     return result.exit_code
+
+
+def _write(result: RunResult, workdir: Path) -> None:
+    """Writes it with the workdir held for this alone: where another trainer is at work, the result
+    is none of that run. A rank that was killed before it had said its name may be ending still."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            with Workdir(workdir) as place:
+                result.write(place.result)
+            return
+        except TrainingError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def train_arguments(

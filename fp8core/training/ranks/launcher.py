@@ -32,6 +32,7 @@ from fp8core.training.ranks.place import (
     FOLDER_VARIABLE,
     RankEnd,
     RankPlace,
+    is_gone,
     parent_of,
 )
 
@@ -40,6 +41,8 @@ __all__ = ["Failure", "Launcher", "judge"]
 _POLL_SECONDS = 0.1
 # From the first failure to SIGKILL of what still runs.
 _GRACE_SECONDS = 5.0
+# For a process that was killed to be gone: on a busy machine, or while a driver lets its memory go.
+_DEATH_SECONDS = 30.0
 # A terminal, a shell and a supervisor may all pass on one and the same request.
 _SAME_REQUEST_SECONDS = 1.0
 _TAIL_BYTES = 1 << 16
@@ -95,6 +98,7 @@ class Launcher:
             agent.kill()
             agent.wait()
             _kill(places)
+            _wait_until_gone(places)
             for number, handler in before.items():
                 signal.signal(number, handler)
             shutil.rmtree(folder, ignore_errors=True)
@@ -273,3 +277,12 @@ def _kill(places: Sequence[RankPlace]) -> None:
         if pid is not None and parent_of(pid) is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+
+
+def _wait_until_gone(places: Sequence[RankPlace]) -> None:
+    """What a rank holds in the workdir, its lock first of all, is free after this."""
+    deadline = time.monotonic() + _DEATH_SECONDS
+    for place in places:
+        pid = place.read_pid()
+        while pid is not None and not is_gone(pid) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS / 5)

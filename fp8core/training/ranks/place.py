@@ -23,6 +23,7 @@ __all__ = [
     "RankEnd",
     "RankPlace",
     "die_with_parent",
+    "is_gone",
     "parent_of",
 ]
 
@@ -108,6 +109,18 @@ def parent_of(pid: int) -> int | None:
     # The name, in parentheses, may hold anything; the fields proper begin after the last one.
     state, parent = text[text.rindex(")") + 2 :].split()[:2]
     return None if state in "ZXx" else int(parent)
+
+
+def is_gone(pid: int) -> bool:
+    """Whether nothing of a process is left but its status, and all its files are closed.
+
+    Of a zombie that had several threads some may still be ending, and they hold the files.
+    """
+    try:
+        threads = len(os.listdir(f"/proc/{pid}/task"))
+    except OSError:
+        return True
+    return threads <= 1 and parent_of(pid) is None
 
 
 def _write(target: Path, text: str) -> None:
