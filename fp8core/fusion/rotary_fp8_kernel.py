@@ -54,7 +54,7 @@ class _SplitRotatedInFP8(torch.autograd.Function):
             torch.empty(rows, length, count, head_dim, dtype=torch.uint8, device=joined.device)
             for count in counts
         ]
-        inverse = torch.empty(1, dtype=torch.float32, device=joined.device)
+        inverse = quantizer.scale.reciprocal().reshape(1)
         kind = _FORMATS[quantizer.dtype.name]
         if rows * length:
             _split[(rows * length,)](
@@ -64,7 +64,6 @@ class _SplitRotatedInFP8(torch.autograd.Function):
                 sines,
                 cosines.shape[0],
                 quantizer.scale,
-                inverse,
                 quantizer.amax,
                 **_extents(heads, kv_heads, head_dim),
             )
@@ -187,7 +186,6 @@ def _split(  # type: ignore[no-untyped-def]
     sines,
     angles,
     scale,
-    inverse,
     amax,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
@@ -200,8 +198,6 @@ def _split(  # type: ignore[no-untyped-def]
     cosine = tl.load(cosines + angle)[None, :]
     sine = tl.load(sines + angle)[None, :]
     times = tl.load(scale)
-    if token == 0:
-        tl.store(inverse, tl.math.div_rn(1.0, times))
     q_joined = joined + token * ((HEADS + 2 * KV_HEADS) * 2 * HALF)
     k_joined = q_joined + HEADS * 2 * HALF
     v_joined = k_joined + KV_HEADS * 2 * HALF

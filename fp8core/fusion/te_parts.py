@@ -30,9 +30,7 @@ from fp8core.fusion.parts import (
     split_heads,
 )
 from fp8core.fusion.sequences import Sequences
-from fp8core.fusion.te_activation import CAST_SWIGLU, add_cast_swiglu
 from fp8core.fusion.te_attention import TEAttention, fp8_refusal
-from fp8core.fusion.te_norms import choose_norm_kernels
 from fp8core.fusion.turns import Turns
 
 __all__ = ["FP8Attention", "TEParts"]
@@ -140,8 +138,6 @@ class TEParts:
         layer.fc2_weight = down.parameter
         if first.bias is not None:
             layer.fc1_bias, layer.fc2_bias = first.bias, down.bias
-        elif half.activation == "swiglu" and add_cast_swiglu():
-            layer.activation = CAST_SWIGLU
         self._finish(layer, half.name, dict(zip(half.gemms, (half.inputs, [down]), strict=True)))
         kernel: Kernel = layer
         return kernel
@@ -241,7 +237,6 @@ def _take_norm(layer: Any, norm: NormDescription) -> None:
         raise ValueError("Transformer Engine's LayerNorm always has a bias; this one has none")
     if norm.kind == "rms_norm" and norm.bias is not None:
         raise ValueError("Transformer Engine's RMSNorm has no bias; this one has one")
-    choose_norm_kernels(norm.normalized_shape[-1])
     layer.layer_norm_weight = norm.weight
     if norm.bias is not None:
         layer.layer_norm_bias = norm.bias
