@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -289,7 +290,7 @@ def global_norm(gradients: list[Tensor]) -> Tensor:
 
 
 def _plain_norm(gradients: Sequence[Tensor]) -> Tensor:
-    norms = torch._foreach_norm(gradients, 2, dtype=torch.float32)
+    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
     return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
 
 
@@ -302,8 +303,8 @@ def _norm_kernel(device: torch.device) -> Callable[[Sequence[Tensor]], Tensor] |
     from fp8core.training.gradient_norm_kernel import gradient_norm
 
     generator = torch.Generator(device=device).manual_seed(0)
-    tensors = [
-        torch.randn(shape, generator=generator, device=device).to(dtype)
+    tensors = [  # of about the same norm each, so that none may be left out
+        (torch.randn(shape, generator=generator, device=device) / math.prod(shape) ** 0.5).to(dtype)
         for dtype in (torch.bfloat16, torch.float32)
         for shape in ((300, 1024), (64,), (77, 131), (1,))
     ]
