@@ -103,10 +103,13 @@ export const LayerTable = memo(function LayerTable(props: {
         header: 'Worst saturation',
         sortUndefined: 'last',
         cell: ({ row: { original } }) => (
-          <span className={(original.saturated ?? 0) > 0.01 ? 'nowrap bad-text' : 'nowrap'}>
+          <span className={(original.saturated ?? 0) > 0.01 ? 'bad-text' : undefined}>
             {formatPercent(original.saturated)}
             {original.saturated !== null && original.saturated > 0 && (
-              <span className="hint"> {original.saturatedAt}</span>
+              <>
+                {' '}
+                <span className="hint nowrap">{original.saturatedAt}</span>
+              </>
             )}
           </span>
         ),
