@@ -58,7 +58,7 @@ def test_events_attempts_and_files_are_those_of_the_service(service: Any, page: 
     assert Path(download.value.path()).read_bytes() == stored
     with page.expect_download() as download:
         page.get_by_role("link", name="Download the model").click()
-    assert download.value.suggested_filename == "left-behind.tar"
+    assert download.value.suggested_filename == f"{job.id}.tar"
     with tarfile.open(download.value.path()) as archive:
         names = {Path(name).name for name in archive.getnames()}
     assert {"config.json", "model.safetensors"} <= names

@@ -39,11 +39,7 @@ export default function FilesTab({ job }: { job: Job }) {
         <>
           <span className="hint">Times in {viewerZone()}</span>
           {model && (
-            <a
-              className="button primary small"
-              href={`${jobPath(job.id)}/model`}
-              download={`${job.name ?? job.id}.tar`}
-            >
+            <a className="button primary small" href={`${jobPath(job.id)}/model`} download>
               Download the model
             </a>
           )}

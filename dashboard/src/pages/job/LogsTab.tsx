@@ -69,7 +69,7 @@ export default function LogsTab({ job }: { job: Job }) {
         </div>
         <div className="card-actions">
           <span className="hint">Times in {viewerZone()}</span>
-          <a className="button small" href={download} download={`${job.name ?? job.id}.log`}>
+          <a className="button small" href={download} download>
             Download
           </a>
         </div>
