@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import InternalError
 
 from octrain_api.controller.relay import CelerySender, relay
 from octrain_api.controller.scheduler import Scheduler
+from octrain_api.database import Database
 from octrain_api.settings import BrokerSettings, SchedulerSettings
 
 _EARLIER = (
@@ -88,6 +90,27 @@ async def test_a_job_that_cannot_even_be_ended_is_left_alone(
         assert (await _status(user, job_id))["status"] == "queued"
         tried = [r for r in caplog.records if r.getMessage() == f"job {job_id} cannot be placed"]
         assert len(tried) == 1, "once, not at each tick"
+
+
+async def test_what_is_no_jobs_fault_ends_none(
+    worker: Any, user: Any, submit: Any, lone_service: Any
+) -> None:
+    """A database that is read-only for a while, as one that has just taken over may be."""
+    job_id = await submit(user)
+    [row] = await lone_service.sql("SELECT current_database() AS name")
+    settings = lone_service.settings
+    await lone_service.sql(f"ALTER DATABASE {row.name} SET default_transaction_read_only = on")
+    database = Database(settings.database)
+    scheduler = Scheduler(database, settings.controller, settings.scheduler)
+    with pytest.raises(InternalError, match="read-only"):
+        await scheduler.tick()
+    await lone_service.sql(f"ALTER DATABASE {row.name} SET default_transaction_read_only = off")
+    await database.close()
+    database = Database(settings.database)
+    scheduler._database = database
+    assert await scheduler.run() == 1
+    await database.close()
+    assert (await _status(user, job_id))["status"] == "starting"
 
 
 NODES = {

@@ -7,7 +7,7 @@ reason, for nobody would ever pick it. The node is given nothing until it regist
 import logging
 from collections.abc import Collection, Sequence
 
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import DataError, IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fp8core.spec.outcomes import Reason
@@ -24,6 +24,9 @@ from octrain_api.jobs.transitions import Actor, Status
 
 log = logging.getLogger("octrain_api.scheduler")
 
+# What the database says of rows that do not hold together. All else (it is away, is read-only for a
+# while, has another schema) says nothing of a job.
+DAMAGE = (DataError, IntegrityError)
 # Jobs of an unreadable need that are ended at each tick.
 _AT_ONCE = 50
 
@@ -51,10 +54,10 @@ async def end_unreadable(database: Database, wrong: dict[str, str]) -> None:
 async def place_each(
     database: Database, choices: Sequence[Choice]
 ) -> tuple[list[Placed], set[str]]:
-    """Place each by itself, after a batch has failed, and end those that cannot be placed.
+    """Place each by itself, after a batch has failed by `DAMAGE`, and end those that still do.
 
-    Those placed, and the jobs that can neither be placed nor ended. Raises what the database says
-    when it is away.
+    Those placed, and the jobs that can neither be placed nor ended. Raises every other error: it is
+    no job's fault.
     """
     placed: list[Placed] = []
     hopeless: set[str] = set()
@@ -63,17 +66,13 @@ async def place_each(
             async with database.transaction() as session:
                 placed += await place_many(session, [choice])
             continue
-        except (OperationalError, InterfaceError, OSError):
-            raise
-        except Exception as error:
+        except DAMAGE as error:
             log.exception("job %s cannot be placed", choice.job_id)
-            why = str(error.orig) if isinstance(error, DBAPIError) else repr(error)
+            why = str(error.orig)
         try:
             async with database.transaction() as session:
                 await _end(session, choice.job_id, why.partition("\n")[0])
-        except (OperationalError, InterfaceError, OSError):
-            raise
-        except Exception:
+        except DAMAGE:
             log.exception("job %s cannot be ended either; it is left alone", choice.job_id)
             hopeless.add(choice.job_id)
     return placed, hopeless

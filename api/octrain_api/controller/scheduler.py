@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from octrain_api.controller import damaged, preemption
@@ -186,9 +185,7 @@ class Scheduler:
                 if self._is_news(texts):
                     await self._say(session, texts)
             return placed, False
-        except (OperationalError, InterfaceError, OSError):
-            raise
-        except Exception:
+        except damaged.DAMAGE:
             if not choices:
                 raise
             log.exception("%d jobs cannot be placed together, trying one by one", len(choices))
