@@ -56,7 +56,7 @@ class AttentionWatch(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        if name.startswith(_OPERATIONS) and "fused_attention_overrideable" not in name:
+        if name.startswith(_OPERATIONS):
             direction = "backward" if name.endswith("_backward") else "forward"
             self.seen[direction, format_of(args[direction == "backward"])] += 1
         return func(*args, **(kwargs or {}))

@@ -59,7 +59,7 @@ class TEAttention:
 
     def quantizer(self, sequences: Sequences) -> Any | None:
         """What casts q, k and v where they may come in FP8 already; None where they may not."""
-        from transformer_engine.pytorch.distributed import in_fp8_activation_recompute_phase
+        from transformer_engine.pytorch.distributed import is_fp8_activation_recompute_enabled
         from transformer_engine.pytorch.quantization import FP8GlobalStateManager
         from transformer_engine.pytorch.tensor.float8_tensor import Float8Quantizer
 
@@ -67,8 +67,9 @@ class TEAttention:
             not self.in_fp8
             or sequences.bounds is not None
             or not FP8GlobalStateManager.is_fp8_enabled()
-            # The module itself puts the scales of the first run back, when it is called.
-            or in_fp8_activation_recompute_phase()
+            # Where a block is recomputed, the module itself puts the scales of the first run back,
+            # and only when it is called: it must cast, both times.
+            or is_fp8_activation_recompute_enabled()
             or "scaling_fwd" not in self.core.quantizers
         ):
             return None
