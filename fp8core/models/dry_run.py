@@ -142,8 +142,8 @@ def _without_masks() -> str:
 
 
 def _goes_by_documents(model: Any, spec: JobSpec, compute: torch.dtype) -> bool:
-    """Not in fp32, which the kernels do not take."""
-    if compute == torch.float32 or not spec.data.packing:
+    """Not in fp32, which the kernels do not take; nor are masks left out of compiled blocks."""
+    if compute == torch.float32 or spec.recipe.engine == "torchao" or not spec.data.packing:
         return False
     return model.config._attn_implementation == "sdpa" and is_plainly_causal(model)
 

@@ -81,13 +81,12 @@ def assemble(
         enable_gradient_checkpointing(model, engine, spec.training.recomputed_blocks)
     if world.several:
         engine.share_amaxes(world)
-    if spec.task == "causal_lm" and engine.device.type == "cuda":
-        # Before blocks are compiled, which would hold it to masks.
-        _mask_less_attention(conversion, engine)
     engine.prepare(model)
     task = create_task(spec.task, class_count=class_count)
     if spec.conversion.fuse == "auto":
         _fuse_loss(task, conversion, engine)
+    if spec.task == "causal_lm" and engine.device.type == "cuda":
+        _mask_less_attention(conversion, engine)
     learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
     random_state.part_from_rank_0(spec.training.seed, world.rank)
     return Assembled(learner, conversion, adapter)
@@ -119,8 +118,12 @@ def _mask_less_attention(conversion: ConversionReport, engine: Engine) -> None:
     model, fusion = conversion.model, conversion.fusion
     if fusion is not None and fusion.whole:
         return
-    fused = [] if fusion is None else fusion.attentions
-    reason = attend_by_documents(model, engine.evaluation_context, engine.device, fused)
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        # Compiled code takes bounds too (on a CPU); with the kernels of a GPU it was never run.
+        reason: str | None = "the model's blocks are compiled with masks"
+    else:
+        fused = [] if fusion is None else fusion.attentions
+        reason = attend_by_documents(model, engine.evaluation_context, engine.device, fused)
     to = None if reason else BY_DOCUMENTS
     conversion.others.append(ConversionRow("attention", "sdpa", to, None, reason))
 
