@@ -1,5 +1,6 @@
 """Which series jobs have: names, steps, newest values; compacted or not yet."""
 
+import asyncio
 import fnmatch
 import re
 from collections.abc import Sequence
@@ -13,24 +14,43 @@ from octrain_api.metrics.layouts import Layout
 from octrain_api.metrics.lookup import BlockFacts, Facts, MetricLookup, SeriesFacts
 
 _WILD = frozenset("*?[")
+# Of names that are patterns, in one question: each is held against every name there is.
+MOST_PATTERNS = 100
+# More comparisons of a pattern and a name are made in a thread: others are served meanwhile.
+_COMPARED_AT_ONCE = 10_000
+
+
+class TooManyPatterns(ValueError):
+    """More patterns than one question may have."""
 
 
 class Names:
-    """Names and patterns of names (`*`, `?`, `[...]`; `*` matches a slash too); None is all."""
+    """Names and patterns of names (`*`, `?`, `[...]`; `*` matches a slash too); None is all.
+
+    Errors: TooManyPatterns.
+    """
 
     def __init__(self, patterns: Sequence[str] | None) -> None:
         self.exact: list[str] | None = None
         self._matches: re.Pattern[str] | None = None
+        # How many of them are compared with each name.
+        self.patterns = 0
         if patterns is not None:
-            if not any(_WILD & set(pattern) for pattern in patterns):
+            self._given = frozenset(patterns)
+            wild = sorted(one for one in self._given if not _WILD.isdisjoint(one))
+            if not wild:
                 self.exact = list(dict.fromkeys(patterns))
-            either = "|".join(fnmatch.translate(pattern) for pattern in patterns) or "(?!)"
-            self._matches = re.compile(either)
-            self._patterns = set(patterns)
+            self.patterns = len(wild)
+            if self.patterns > MOST_PATTERNS:
+                raise TooManyPatterns(
+                    f"These are {self.patterns} patterns, more than the {MOST_PATTERNS} that one "
+                    "question may have; of names without `*`, `?` and `[` there may be more."
+                )
+            self._matches = re.compile("|".join(map(fnmatch.translate, wild)) or "(?!)")
 
     def __contains__(self, name: str) -> bool:
         # A name is itself, even where it looks like a pattern.
-        if self._matches is None or name in self._patterns:
+        if self._matches is None or name in self._given:
             return True
         return self._matches.match(name) is not None
 
@@ -53,8 +73,11 @@ class Catalogue:
 
 async def read_catalogue(lookup: MetricLookup, names: Names, known: Facts) -> Catalogue:
     """The series of these names, which the facts are of."""
-    found = {(one.job_id, one.name, one.attempt): one for one in known.series if one.name in names}
-    columns = {key: names.columns(layout) for key, layout in known.layouts.items()}
+    count = len(known.series) + sum(len(layout.names) for layout in known.layouts.values())
+    if names.patterns * count < _COMPARED_AT_ONCE:
+        found, columns = _matching(names, known)
+    else:
+        found, columns = await asyncio.to_thread(_matching, names, known)
     fresh = [b for b in known.blocks if b.tier == 0 and columns[b.layout_id]]
     stats = await lookup.stats([b.id for b in fresh])
     # Blocks of one layout are summed up as a whole, which leaves one look at each name.
@@ -80,3 +103,11 @@ async def read_catalogue(lookup: MetricLookup, names: Names, known: Facts) -> Ca
                 job_id, name, attempt, least, greatest, value[place], points
             )
     return Catalogue(found, known.blocks, columns)
+
+
+def _matching(
+    names: Names, known: Facts
+) -> tuple[dict[tuple[str, str, int], SeriesFacts], dict[int, list[tuple[int, str]]]]:
+    """The series of these names, and for each layout their columns."""
+    found = {(one.job_id, one.name, one.attempt): one for one in known.series if one.name in names}
+    return found, {key: names.columns(layout) for key, layout in known.layouts.items()}

@@ -10,6 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from octrain_api.auth import Principal, Reader
 from octrain_api.dependencies import Context, ContextDep
+from octrain_api.metrics.catalogue import MOST_PATTERNS
 from octrain_api.metrics.lookup import MetricLookup
 from octrain_api.metrics.reading import Found
 from octrain_api.metrics.render import (
@@ -28,13 +29,18 @@ from octrain_api.problems import Problem, ProblemError
 router = APIRouter(tags=["jobs"])
 
 MAX_STEP = 2**62
+# Python reads a number of thousands of digits slowly, or not at all.
+_DIGITS = 20
 # Cells of an answer that is made on the spot: a millisecond or two.
 _EFFORT_AT_ONCE = 20_000
 # Bytes that are handed to the connection at once; more are sent as it takes them.
 _CHUNK = 1 << 20
 Format = Literal["json", "csv", "arrow"]
 
-_NAMES = "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; all without"
+_NAMES = (
+    "a name, or a pattern with `*`, `?` or `[...]`, such as `fp8/*/amax`; all without. "
+    f"{MOST_PATTERNS} patterns at most"
+)
 Names = Annotated[list[str] | None, Query(max_length=10_000, description=_NAMES)]
 
 
@@ -170,7 +176,8 @@ def _cursors(since: Sequence[str]) -> dict[str, int]:
     found = {}
     for text in since:
         job_id, separator, number = text.rpartition(":")
-        if not separator or not number.isdecimal() or int(number) > MAX_STEP:
+        is_number = number.isascii() and number.isdecimal() and len(number) < _DIGITS
+        if not separator or not is_number or int(number) > MAX_STEP:
             message = f"{text[:80]!r} is not JOB:NUMBER, such as {job_id[:40] or 'job_...'}:12"
             raise Problem(
                 422,

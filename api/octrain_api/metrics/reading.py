@@ -13,7 +13,7 @@ from octrain_api.metrics.lookup import Facts, MetricLookup, SeriesFacts, Slice
 from octrain_api.metrics.rollups import level_for, place_of, width_for
 from octrain_api.metrics.summary import STORED
 
-# Cells of blocks that one answer may be made of: bounds its memory.
+# Points and stored buckets that one answer may be made of: bounds its memory.
 MAX_CELLS = 8_000_000
 # What a part of a series costs beside its cells.
 _CELLS_OF_A_PART = 20
@@ -85,15 +85,19 @@ class MetricReader:
         parts = [part for part in parts if part.level is not None or part.block.raw]
         cells = sum(part.block.rows for part in parts if part.level is None)
         if cells > MAX_CELLS:
-            raise TooMuch(
-                f"This is up to {cells} points, more than the {MAX_CELLS} that one answer holds."
-            )
+            raise _too_much(cells, "points")
         return Found(query, parts, await self._load(parts), width)
 
     async def _take_buckets(self, parts: Sequence[Part], level: int | None) -> None:
-        """Give the parts their buckets at a level, where their blocks have them."""
+        """Give parts their buckets at a level, where their blocks have them. Errors: TooMuch."""
         if level is None:
             return
+        count = sum(
+            min(part.block.rows, part.block.last_step // level - part.block.first_step // level + 1)
+            for part in parts
+        )
+        if count > MAX_CELLS:
+            raise _too_much(count, "buckets")
         found = await self._lookup.buckets(
             level, [part.block.id for part in parts], [part.column for part in parts]
         )
@@ -133,6 +137,10 @@ class MetricReader:
         for (key, band), data in zip(wanted, await self._lookup.slices(slices), strict=True):
             raw[key].bands[band] = data
         return raw
+
+
+def _too_much(count: int, of: str) -> TooMuch:
+    return TooMuch(f"This is up to {count} {of}, more than the {MAX_CELLS} that one answer holds.")
 
 
 def _parts(

@@ -142,6 +142,10 @@ def buckets_of(line: Line) -> dict[str, Any]:
 
 
 _POINT_COLUMNS = ("job_id", "name", "attempt", "step", "value", "time", "tokens")
+_BUCKET_COLUMNS = (
+    *("job_id", "name", "attempt", "width", "first_step", "min", "max", "mean", "last"),
+    *("last_step", "min_step", "max_step", "count", "non_finite", "time", "tokens"),
+)
 
 
 def _table(lines: Sequence[Line], buckets: bool) -> Iterator[tuple[Line, dict[str, list[Any]]]]:
@@ -173,13 +177,8 @@ def csv_of(lines: Sequence[Line], buckets: bool) -> bytes:
     """One row a point or bucket, with a header; NaN, Infinity and -Infinity are spelt so."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    header: list[str] | None = None if buckets else list(_POINT_COLUMNS)
-    if header:
-        writer.writerow(header)
+    writer.writerow(_BUCKET_COLUMNS if buckets else _POINT_COLUMNS)
     for line, columns in _table(lines, buckets):
-        if header is None:
-            header = ["job_id", "name", "attempt", "width", *columns]
-            writer.writerow(header)
         front = [line.job_id, line.name, line.attempt, *([line.width] if buckets else [])]
         for row in zip(*columns.values(), strict=True):
             writer.writerow(front + [_spelt(value) for value in row])
@@ -224,8 +223,8 @@ def arrow_of(lines: Sequence[Line], buckets: bool) -> bytes:
         "name": text,
         **dict.fromkeys(("value", "min", "max", "mean", "last", "time"), real),
     }
-    wanted = {**front, **whole} or {}
-    for name in _POINT_COLUMNS if not buckets else ():
+    wanted = {**front, **whole}
+    for name in _BUCKET_COLUMNS if buckets else _POINT_COLUMNS:
         wanted.setdefault(name, [])
     arrays = {name: pa.array(values, kinds.get(name, number)) for name, values in wanted.items()}
     table = pa.table(arrays)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from octrain_api.metrics.catalogue import Names, read_catalogue
+from octrain_api.metrics.catalogue import Names, TooManyPatterns, read_catalogue
 from octrain_api.metrics.lines import Query
 from octrain_api.metrics.lookup import Facts, JobHead, MetricLookup, SeriesFacts
 from octrain_api.metrics.reading import Found, MetricReader, TooMuch
@@ -44,8 +44,8 @@ class MetricService:
     ) -> tuple[list[JobHead], Found]:
         """The jobs, and what makes those of their series that are asked for.
 
-        Problem 404 where this owner sees no such job, 422 where the series are too many to be
-        given at once.
+        Problem 404 where this owner sees no such job, 422 where there are too many patterns, or
+        the series are too many to be given at once.
         """
         buckets, max_points = None, 0
         if ask.form == "buckets":
@@ -54,7 +54,7 @@ class MetricService:
             # Of each bucket up to three points are kept.
             buckets, max_points = max(ask.max_points // 3, 1), ask.max_points
         query = Query(
-            names=Names(ask.names),
+            names=_names(ask.names),
             attempt=ask.attempt,
             from_step=ask.from_step,
             to_step=ask.to_step,
@@ -74,7 +74,7 @@ class MetricService:
         try:
             return jobs, await MetricReader(self._lookup).read(query, known)
         except TooMuch as error:
-            message = f"{error} Ask for max_points, for fewer series or for a range of steps."
+            message = f"{error} Ask for fewer max_points, fewer series or a range of steps."
             raise _invalid("/query/max_points", message, "too_many_points") from error
 
     async def latest(
@@ -86,7 +86,7 @@ class MetricService:
         cursor: str | None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """The newest value of each metric by name, and the cursor of the next page."""
-        wanted = Names(names)
+        wanted = _names(names)
         # Of blocks only those of tier 0: what the others hold stands with the series.
         known = await self._lookup.facts([job_id], owner, wanted.exact, after=_ALL_SEQS)
         _seen(known, job_id)
@@ -117,6 +117,13 @@ def _seen(known: Facts, job_id: str) -> JobHead:
     if found is None:
         raise not_found("job", job_id)
     return found
+
+
+def _names(given: Sequence[str] | None) -> Names:
+    try:
+        return Names(given)
+    except TooManyPatterns as error:
+        raise _invalid("/query/name", str(error), "too_many_patterns") from error
 
 
 def _encode(name: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from octrain_api.metrics import endpoints, lines, reading, render
+from octrain_api.metrics import catalogue, endpoints, lines, lookup, reading, render
 from octrain_api.metrics.schemas import SeriesList
 
 
@@ -120,6 +120,25 @@ async def test_csv_and_arrow_hold_what_json_does(job: Any, helpers: Any) -> None
     assert pa.ipc.open_stream(answer.content).read_all().num_rows == 0
 
 
+@pytest.mark.parametrize("form", ["points", "buckets"])
+async def test_a_table_without_rows_has_the_columns_of_one_with_rows(
+    job: Any, helpers: Any, form: str
+) -> None:
+    await fill(job, helpers)
+    pa = pytest.importorskip("pyarrow")
+    path = f"/jobs/{job.id}/metrics"
+    headers, schemas = set(), []
+    for name in ("train/loss", "none"):
+        query = {"name": name, "form": form}
+        answer = await job.user.get(path, params=query | {"format": "csv"})
+        headers.add(answer.text.splitlines()[0])
+        answer = await job.user.get(path, params=query | {"format": "arrow"})
+        schemas.append(pa.ipc.open_stream(answer.content).read_all().schema)
+    (header,) = headers
+    assert schemas[0].names == header.split(",")
+    assert schemas[0] == schemas[1]
+
+
 async def test_without_pyarrow_arrow_is_refused(
     job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +239,77 @@ async def test_more_than_one_answer_holds_is_refused(
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["code"] == "too_many_points"
     assert names(await job.get(name="eval/loss")) == ["eval/loss"]
+
+
+async def test_more_buckets_than_one_answer_holds_are_refused_before_they_are_read(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await job.send(*(helpers.metric(n, {"a": 1.0, "b": 2.0}) for n in range(64 * 20)))
+    await job.restart()
+    await job.compact()
+    read: list[int] = []
+    buckets = lookup.MetricLookup.buckets
+
+    async def noted(self: Any, level: int, *of: Any) -> Any:
+        read.append(level)
+        return await buckets(self, level, *of)
+
+    monkeypatch.setattr(lookup.MetricLookup, "buckets", noted)
+    query = {"form": "buckets", "max_points": 20}
+    monkeypatch.setattr(reading, "MAX_CELLS", 39)
+    answer = await job.user.get(f"/jobs/{job.id}/metrics", params=query)
+    assert answer.status_code == 422
+    assert "40 buckets" in answer.json()["detail"]
+    assert answer.json()["errors"][0]["code"] == "too_many_points"
+    assert read == []
+    monkeypatch.setattr(reading, "MAX_CELLS", 40)
+    found = (await job.get(**query))["series"]
+    assert [one["buckets"]["count"] for one in found] == [[64] * 20] * 2
+    assert read == [64]
+
+
+async def test_patterns_are_bounded_and_names_are_not(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pattern is held against every name: thousands of them kept the process for seconds."""
+    await fill(job, helpers)
+    path = f"/jobs/{job.id}/metrics"
+    many = {"keys": ",".join(f"*{n}" for n in range(catalogue.MOST_PATTERNS + 1))}
+    several = {"job": job.id, "keys": many["keys"]}
+    for asked in (
+        await job.user.get(path, params=many),
+        await job.user.get("/metrics/query", params=several),
+        await job.user.get(f"{path}/latest", params={"name": many["keys"].split(",")}),
+    ):
+        assert asked.status_code == 422
+        (error,) = asked.json()["errors"]
+        assert (error["pointer"], error["code"]) == ("/query/name", "too_many_patterns")
+    some = ",".join(f"*{n}" for n in range(catalogue.MOST_PATTERNS - 1))
+    plain = ",".join(f"none{n}" for n in range(500))
+    keys = f"{some},*loss,train/loss,{plain}"
+    assert names(await job.get(keys=keys)) == ["eval/loss", "train/loss"]
+    # The same where they are compared in a thread.
+    matching: list[bool] = []
+    match = catalogue._matching
+
+    def noted(*of: Any) -> Any:
+        matching.append(threading.current_thread() is threading.main_thread())
+        return match(*of)
+
+    monkeypatch.setattr(catalogue, "_matching", noted)
+    assert names(await job.get(keys=keys)) == ["eval/loss", "train/loss"]
+    monkeypatch.setattr(catalogue, "_COMPARED_AT_ONCE", 100)
+    assert names(await job.get(keys=keys)) == ["eval/loss", "train/loss"]
+    assert matching == [True, False]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, str(2**62 + 1), "\u0663", "+1", "", "1.0"])
+async def test_what_is_no_cursor_of_a_job_is_refused(job: Any, number: str) -> None:
+    query = {"job": job.id, "since": f"{job.id}:{number}"}
+    answer = await job.user.get("/metrics/query", params=query)
+    assert answer.status_code == 422
+    (error,) = answer.json()["errors"]
+    assert (error["pointer"], error["code"]) == ("/query/since", "cursor")
 
 
 async def test_a_large_answer_is_made_while_others_are_served(
