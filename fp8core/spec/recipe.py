@@ -77,14 +77,14 @@ class TEDelayed(_Delayed, title="Transformer Engine, delayed scaling"):
     """Transformer Engine, delayed scaling. Compute capability 8.9 or later."""
 
     engine: Literal["te"] = Field(default="te", description=_TE)
-    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 9.0 or 10.0.")
+    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 9.0 to 11.x.")
 
 
 class TECurrent(_Current, title="Transformer Engine, current scaling"):
     """Transformer Engine, current scaling. Compute capability 8.9 or later."""
 
     engine: Literal["te"] = Field(default="te", description=_TE)
-    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 10.0.")
+    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 10.0 to 11.x.")
 
 
 BackwardOverride = Literal["high_precision", "dequantized"] | None
@@ -125,7 +125,7 @@ class TEMXFP8(_Scaled, title="Transformer Engine, MXFP8"):
     enable_2d_quantization: bool = Field(
         default=False, description="Scale weights in 32x32 blocks instead of strips of 32."
     )
-    fp8_dpa: bool = Field(default=False, description=_DPA)
+    fp8_dpa: bool = Field(default=False, description=_DPA + "Compute capability 10.0 to 11.x.")
     backward_override: BackwardOverride = Field(default=None, description=_BACKWARD)
     use_autocast_during_eval: bool = Field(default=False, description=_EVAL)
 
