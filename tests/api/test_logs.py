@@ -146,6 +146,22 @@ async def test_a_whole_log_is_downloaded_piece_by_piece(
     ]
 
 
+async def test_a_time_without_a_date_is_told_as_it_is(
+    user: Any, worker: Any, running_job: str
+) -> None:
+    """Nodes tell the times of lines; one of them could end every download in the middle."""
+    times = [1.5, 1e300, -1e18, 253402300800.0]
+    records = [log(f"Line {n}", time=time) for n, time in enumerate(times, 1)]
+    assert (await worker.telemetry(3, *records)).status_code == 200
+    whole = await user.get(f"/jobs/{running_job}/logs/download?timestamps=true")
+    assert whole.text.splitlines() == [
+        "1970-01-01T00:00:01.500+00:00 stdout Line 1",
+        "1e+300s stdout Line 2",
+        "-1e+18s stdout Line 3",
+        "2.53402e+11s stdout Line 4",
+    ]
+
+
 async def test_chunks_of_older_versions_are_read(
     user: Any, ten_lines: str, lone_service: Any
 ) -> None:

@@ -92,5 +92,9 @@ async def whole_log(
 def _text(line: LogLine, timestamps: bool) -> str:
     if not timestamps:
         return f"{line.text}\n"
-    when = datetime.fromtimestamp(line.time, UTC).isoformat(timespec="milliseconds")
+    try:
+        when = datetime.fromtimestamp(line.time, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        # Beyond the years that have a date: a node tells the time, and may tell any.
+        when = f"{line.time:g}s"
     return f"{when} {line.stream} {line.text}\n"

@@ -20,6 +20,7 @@ _PLACE = np.dtype("<i2")
 # So many series have a place that such a number can name. The coarsest level needs none: it has all
 # of them, in order.
 _MOST_PLACES = 1 << 15
+_WIDEST = 1 << 62
 # Of each bucket its first step, and the time and tokens of its last row.
 BUCKET = np.dtype([("first", "<i8"), ("time", "<f8"), ("tokens", "<i8")])
 
@@ -104,8 +105,11 @@ def level_for(width: int, levels: Sequence[int] | None = None) -> int | None:
 
 
 def width_for(first: int, last: int, buckets: int) -> int:
-    """The least power of two such that aligned buckets of it from one step to another are few."""
+    """The least power of two such that aligned buckets of it from one step to another are few.
+
+    A width that 64 bits do not hold is not given: step 2**62, the last there is, is alone then.
+    """
     width = 1
-    while last // width - first // width >= buckets:
+    while last // width - first // width >= buckets and width < _WIDEST:
         width *= 2
     return width

@@ -268,6 +268,30 @@ async def test_more_buckets_than_one_answer_holds_are_refused_before_they_are_re
     assert read == [64]
 
 
+async def test_the_last_step_there_is_can_be_read_in_any_form(job: Any) -> None:
+    """A bucket of all steps up to it would be wider than 64 bits hold."""
+    last = 2**62
+    records = [
+        {"seq": n, "type": "metrics", "step": step, "values": {"a": float(n)}}
+        for n, step in enumerate((5, 6, 7, last), 1)
+    ]
+    answer = await job.node.post(
+        f"/attempts/{job.attempt_id}/telemetry",
+        json={"fencing_token": 7, "first_seq": 1, "records": records},
+    )
+    assert answer.status_code == 200, answer.text
+    for end in (False, True):
+        if end:
+            await job.restart()
+            await job.compact()
+        (one,) = (await job.get())["series"]
+        assert one["points"] == [[5, 1.0], [6, 2.0], [7, 3.0], [last, 4.0]]
+        (one,) = (await job.get(max_points=3))["series"]
+        assert one["points"] == [[5, 1.0], [7, 3.0], [last, 4.0]]
+        (one,) = (await job.get(form="buckets", max_points=3))["series"]
+        assert one["buckets"]["last_step"] == [7, last]
+
+
 async def test_patterns_are_bounded_and_names_are_not(
     job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
