@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import io
 import json
@@ -356,6 +357,42 @@ async def test_a_large_answer_is_made_while_others_are_served(
     assert {tuple(one["buckets"]["last"]) for one in found} == {tuple(map(float, range(8)))}
     await job.get(name=names[7])
     assert makers == [False, True]
+
+
+async def test_many_large_answers_keep_neither_nodes_nor_curves_waiting(
+    job: Any, helpers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the threads of all, a dashboard's readers held up what nodes had sent."""
+    await fill(job, helpers)
+    lock, go_on = threading.Lock(), threading.Event()
+    at_work: list[int] = [0, 0]
+    lines = reading.Found.lines
+
+    def slow(self: Any) -> Any:
+        with lock:
+            at_work[0] += 1
+            at_work[1] = max(at_work)
+        assert go_on.wait(30)
+        with lock:
+            at_work[0] -= 1
+        return lines(self)
+
+    monkeypatch.setattr(reading.Found, "lines", slow)
+    monkeypatch.setattr(endpoints, "_EFFORT_AT_ONCE", 0)
+    # More than the loop's own pool has threads.
+    readers = [asyncio.create_task(job.get()) for _ in range(33)]
+    try:
+        async with asyncio.timeout(20):
+            while at_work[0] < 2:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(len, b"")
+            await job.send(helpers.metric(50, {"train/loss": 0.5}))
+        assert not any(reader.done() for reader in readers)
+    finally:
+        go_on.set()
+        answers = await asyncio.gather(*readers)
+    assert at_work == [0, 2]
+    assert {len(answer["series"]) for answer in answers} == {4}
 
 
 @pytest.mark.parametrize(
