@@ -101,7 +101,7 @@ def _roots(given: list[Path] | None) -> list[Path]:
 def _announce(stack: LocalStack, seconds: float) -> None:
     facts = table("", "")
     facts.show_header = False
-    facts.add_row("API", f"{stack.url}/v1")
+    facts.add_row("API", stack.url)
     facts.add_row("dashboard", f"{stack.url}/dashboard")
     facts.add_row("reference", f"{stack.url}/docs")
     if stack.created_key:

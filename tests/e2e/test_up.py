@@ -119,6 +119,11 @@ def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.Mo
     assert re.search(rf"API key +{re.escape(state.api.key)} ", first.text)
     assert first.data_dir.stat().st_mode & 0o777 == 0o700
 
+    printed = re.search(r"^API +(\S+)", first.text, re.MULTILINE)
+    assert printed is not None, first.text
+    with Client(printed[1], state.api.key) as named:
+        assert [node.name for node in named.nodes()] == ["local"], "the printed URL is a client's"
+
     use_only(monkeypatch, first.data_dir)
     with Client() as client:
         assert [node.name for node in client.nodes()] == ["local"]
