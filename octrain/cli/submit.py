@@ -11,7 +11,7 @@ from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
 from octrain.cli.documents import apply_settings, read_document
 from octrain.cli.exits import Exit
-from octrain.cli.options import AllowWaitingOption, FileOption, SetOption
+from octrain.cli.options import AllowWaitingOption, FileOption, SetOption, pairs
 from octrain.cli.render import duration, number, size, table
 from octrain.cli.watch import JobBars
 from octrain.client import Job, ValidationReport
@@ -35,6 +35,9 @@ def submit(
     draft: DraftOption = False,
     allow_waiting: AllowWaitingOption = False,
     wait: WaitOption = False,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Set a label, as key=value; may be repeated.")
+    ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option(help="Submitting twice with one key makes one job.")
     ] = None,
@@ -42,6 +45,10 @@ def submit(
 ) -> None:
     """Submit a job."""
     content = _spec(spec, file, settings)
+    labels = content.get("labels") or {}
+    # Labels of another kind are the service's to refuse.
+    if label and isinstance(labels, dict):
+        content = {**content, "labels": {**labels, **pairs(label, "--label")}}
     _refuse_waiting_for_drafts(draft, wait)
     with context.client() as client:
         job = client.jobs.create(

@@ -34,7 +34,8 @@ def find_connection(
     state = _local_state(data_dir or default_data_dir())
     given = url or os.environ.get("OCTRAIN_API_URL")
     origin = "the argument" if url else "OCTRAIN_API_URL" if given else "the local stack"
-    settled = (given or state.api.url).rstrip("/")
+    # Every path of ours begins with /v1 by itself.
+    settled = (given or state.api.url).rstrip("/").removesuffix("/v1")
     if not settled:
         raise ServerUnreachable(
             "No server is known. Start one here with `octrain up`, or name one with "

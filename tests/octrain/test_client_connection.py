@@ -59,6 +59,8 @@ def test_url_and_key_are_found_and_the_local_key_stays_local(
     monkeypatch.setenv("OCTRAIN_API_KEY", "env-key")
     assert find_connection().key == "env-key"
     assert find_connection("http://given", "given-key").key == "given-key"
+    for url in ("https://given/v1", "https://given/v1/", "https://given/"):
+        assert find_connection(url).url == "https://given"
 
 
 def test_a_missing_key_is_said(server: Any, reply: Any) -> None:

@@ -143,7 +143,7 @@ def test_a_used_up_quota_has_its_own_status(run: Call, live: LiveServer, spec_fi
 
 
 def test_many_jobs_are_cancelled_at_once(run: Call, spec_file: str) -> None:
-    jobs = [submitted(run, spec_file, "--set", f"labels.n={n}") for n in ("a", "b", "c")]
+    jobs = [submitted(run, spec_file, "--label", f"n={n}") for n in ("a", "b", "c")]
     partly = run("cancel", jobs[0], "job_none", "--json")
     assert (partly.returncode, [one["id"] for one in partly.json()]) == (3, [jobs[0]])
     error = json.loads(partly.stderr)["error"]
