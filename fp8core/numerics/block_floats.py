@@ -11,9 +11,11 @@ octaves up to E, then the mantissa. Code 0 is zero, and there are no subnormals.
   thirty-two of the moment itself.
 
 Rounding is stochastic and without bias within the sixteen octaves. A scale that is a power of two
-costs no rounding of its own: what was decoded is encoded to the very same code again, whatever the
-random bits. Infinities and NaN have no code. The idea of block-wise states is that of Dettmers et
-al. (arXiv:2110.02861), a shared exponent that of the OCP Microscaling formats.
+costs no rounding of its own: what was decoded is encoded to the very same number again, whatever
+the random bits (once to other codes, where the largest of a block was rounded down below the power
+of two that it could have reached). Infinities and NaN have no code. The idea of block-wise states
+is that of Dettmers et al. (arXiv:2110.02861), a shared exponent that of the OCP Microscaling
+formats.
 """
 
 from __future__ import annotations
