@@ -186,7 +186,10 @@ def _say_what_is_fused(conversion: Any) -> None:
 def transformers_bf16(work: Work) -> Step:
     """transformers' model and loss as they are, SDPA, fused AdamW of PyTorch."""
     model = _transformers_model(work)
-    optimizer = _fused_adamw(model)
+    return _step_by_hand(model, _fused_adamw(model), work)
+
+
+def _step_by_hand(model: Any, optimizer: torch.optim.Optimizer, work: Work) -> Step:
     parameters = list(model.parameters())
 
     def step(number: int) -> Tensor:
@@ -217,24 +220,12 @@ def compiled(work: Work, *, fp8: bool, by_blocks: bool) -> Step:
             module_filter_fn=lambda module, name: "lm_head" not in name,
         )
     optimizer = _fused_adamw(model)
-    parameters = list(model.parameters())
     if by_blocks:
         for block in model.model.layers:
             block.compile()
     else:
         model.compile()
-
-    def step(number: int) -> Tensor:
-        ids = _on_device(work.tokens[number - 1])
-        with torch.autocast("cuda", torch.bfloat16, enabled=work.precision == "fp32"):
-            loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, MAX_NORM)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return loss.detach()
-
-    return step
+    return _step_by_hand(model, optimizer, work)
 
 
 def accelerate_te(work: Work) -> Step:
