@@ -4,14 +4,14 @@
         [--steps 15] [--warm-up 10] [--repeats 1] [--precision bf16] [--profile] [--out FILE.json]
         [--at-least fused_head=33500,fused_head=1.5*accelerate]
 
-Every row runs in a process of its own, one after another, ``--repeats`` times in turn: 2 x 4096
-tokens of real text (bytes of Python's standard library) a step, random weights in bf16 (or fp32
-under bf16 autocast), AdamW with states in the format of the weights, clipping at norm 1. Prints
-tokens a second (of the median step; of several repeats their median, and half of what lies between
-the largest and the smallest), the peak of allocated memory, the host's time to enqueue a step, the
-ratio to the first peer, and the share of the floor, which is a row of its own: what the step's
-GEMMs (in FP8, or in bf16 for the rows in bf16), attention and update take on this GPU by themselves
-(`peers.floor`).
+Every row runs in a process of its own, one after another, ``--repeats`` times in turn (all imports
+come before the first: `row_processes`): 2 x 4096 tokens of real text (bytes of Python's standard
+library) a step, random weights in bf16 (or fp32 under bf16 autocast), AdamW with states in the
+format of the weights, clipping at norm 1. Prints tokens a second (of the median step; of several
+repeats their median, and half of what lies between the largest and the smallest), the peak of
+allocated memory, the host's time to enqueue a step, the ratio to the first peer, and the share of
+the floor, which is a row of its own: what the step's GEMMs (in FP8, or in bf16 for the rows in
+bf16), attention and update take on this GPU by themselves (`peers.floor`).
 
 ``--at-least`` names what rows must reach, in tokens a second or as a multiple of another row's
 median; it counts as reached where the row's median less its spread does. With ``--profile`` three
@@ -25,13 +25,14 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+from row_processes import ends_of, wait_for_turn
 
 FOLDER = Path(__file__).resolve().parent
 SHAPES = ("60m", "125m", "350m", "1b", "3b", "8b")
@@ -48,15 +49,19 @@ IN_BF16 = (
 FLOOR = "floor"
 
 
-def run_row(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Trains one row in this process."""
+def run_row(
+    chosen: argparse.Namespace, when_imported: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Trains one row in this process; ``when_imported`` is called before the GPU is touched."""
     import torch
     from peers.floor import floor
-    from peers.training_rows import ROWS, Work, real_text
+    from peers.training_rows import ROWS, Work, import_libraries, real_text
 
     count = chosen.warm_up + chosen.steps
     tokens = real_text(count, chosen.batch, chosen.length)
     work = Work(chosen.shape, chosen.batch, chosen.length, tokens, chosen.precision)
+    import_libraries(chosen.row)
+    when_imported()
     if chosen.row == FLOOR:
         return {"row": FLOOR, "floor": floor(work)}
     started = time.perf_counter()
@@ -111,20 +116,14 @@ def print_profile(step: Callable[[int], Any], count: int, milliseconds: float) -
     print_idle(profiler.events(), kind_of, PROFILED)
 
 
-def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / "train_peers.py"), "--row", row]
-    for name in ("shape", "steps", "warm_up", "batch", "length", "precision"):
-        command += [f"--{name.replace('_', '-')}", str(getattr(chosen, name))]
-    command += ["--profile"] if chosen.profile else []
-    places = [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    said = done.stdout.strip().splitlines()
+def found_by(row: str, end: tuple[int, list[str], str]) -> dict[str, Any]:
+    """What the process of a row found, printed."""
+    code, said, errors = end
     for line in said[:-1]:
         print(f"    {line}")
-    if done.returncode or not said:
-        tail = "\n".join(done.stderr.strip().splitlines()[-25:])
-        print(f"{row} failed ({done.returncode}):\n{tail}", flush=True)
+    if code or not said:
+        tail = "\n".join(errors.splitlines()[-25:])
+        print(f"{row} failed ({code}):\n{tail}", flush=True)
         return {"row": row, "error": tail}
     found: dict[str, Any] = json.loads(said[-1])
     if row == FLOOR:
@@ -139,6 +138,13 @@ def in_a_process(chosen: argparse.Namespace, row: str) -> dict[str, Any]:
         flush=True,
     )
     return found
+
+
+def command_of(chosen: argparse.Namespace, row: str) -> list[str]:
+    command = [sys.executable, str(FOLDER / "train_peers.py"), "--row", row]
+    for name in ("shape", "steps", "warm_up", "batch", "length", "precision"):
+        command += [f"--{name.replace('_', '-')}", str(getattr(chosen, name))]
+    return command + (["--profile"] if chosen.profile else [])
 
 
 def by_row(
@@ -224,18 +230,20 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     if chosen.row:
-        print(json.dumps(run_row(chosen)))
+        print(json.dumps(run_row(chosen, wait_for_turn)))
         return
+    rows = [name.strip() for name in chosen.rows.split(",")]
+    # The floor is of the GPU and needs no repeats.
+    later = [row for row in rows if row != FLOOR]
+    turns = rows + later * (chosen.repeats - 1)
+    places = [str(FOLDER.parent), os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places))}
+    ends = ends_of([command_of(chosen, row) for row in turns], environment)
     results: list[dict[str, Any]] = []
-    for repeat in range(chosen.repeats):
-        for row in (name.strip() for name in chosen.rows.split(",")):
-            if row == FLOOR and repeat:
-                continue
-            results.append(in_a_process(chosen, row))
-            if chosen.out is not None:
-                chosen.out.write_text(
-                    json.dumps({"shape": chosen.shape, "rows": results}, indent=1)
-                )
+    for row, end in zip(turns, ends, strict=True):
+        results.append(found_by(row, end))
+        if chosen.out is not None:
+            chosen.out.write_text(json.dumps({"shape": chosen.shape, "rows": results}, indent=1))
     print(
         f"\n{chosen.shape}, {chosen.batch} x {chosen.length} tokens, {chosen.precision} weights\n"
     )

@@ -6,6 +6,7 @@ loss without waiting for the device. Everything else is the same: tokens, learni
 
 from __future__ import annotations
 
+import importlib
 import sysconfig
 from collections import Counter
 from collections.abc import Callable
@@ -79,6 +80,23 @@ def real_text(steps: int, rows: int, length: int) -> Tensor:
         text += text[: wanted - len(text)]
     values = torch.frombuffer(text[:wanted], dtype=torch.uint8).long()
     return values.view(steps, rows, length)
+
+
+def import_libraries(row: str) -> None:
+    """Imports what the row will import: Transformer Engine for rows on te alone, and so on."""
+    modules = ["transformers.models.llama.modeling_llama"]
+    if row == "accelerate":
+        modules += ["accelerate", "transformer_engine.pytorch"]
+    elif row in ("torchao", "torchao_blocks", "compiled", "compiled_blocks"):
+        modules += ["torch._dynamo", "torch._inductor", *(["torchao.float8"] * ("ao" in row))]
+    elif row not in ("bf16", "floor"):
+        modules += ["fp8core.engines", "fp8core.models", "fp8core.training.assemble"]
+        if "torchao" in row:
+            modules += ["fp8core.engines.torchao_engine", "torch._inductor"]
+        elif "bf16" not in row:
+            modules += ["fp8core.engines.transformer_engine", "transformer_engine.pytorch"]
+    for module in modules:
+        importlib.import_module(module)
 
 
 def octrain(work: Work, **changes: Any) -> Step:
