@@ -1,7 +1,7 @@
 """Quality beside speed: losses of one model on real text in every precision, and time to a loss.
 
-    python benchmarks/quality.py OUT [--shape 100m] [--steps 500] [--rows bf16,delayed,...]
-        [--together 1] [--timed-steps 0] [--dry-run]
+    python benchmarks/quality.py OUT [--shape 100m] [--steps 500] [--batch 8]
+        [--rows bf16,delayed,...] [--together 1] [--timed-steps 0] [--dry-run]
     python benchmarks/quality.py OUT --table [--plot FILE.png]
 
 Trains the shape with the product itself (``python -m fp8core spare``), a row after another, on the
@@ -103,7 +103,7 @@ def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, A
         },
         "training": {
             "steps": order.steps,
-            "batch_size": 2 if chosen.dry_run else 8,
+            "batch_size": 2 if chosen.dry_run else chosen.batch,
             "sequence_length": 64 if chosen.dry_run else 1024,
             "seed": 1 if "seed" in variants else 0,
             "optimizer": {"lr": chosen.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1},
@@ -307,6 +307,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="100m")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rows", default=",".join(ROWS), help="names, separated by commas")
+    parser.add_argument("--batch", type=int, default=8, help="rows of 1024 tokens a step")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--together", type=int, default=1, help="rows trained at once")
     parser.add_argument("--timed-steps", type=int, default=0, help="of each recipe, for its speed")
