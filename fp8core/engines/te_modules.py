@@ -18,7 +18,7 @@ from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.te_state import gemms_of
 from fp8core.engines.weight_casts import WeightCasts
 
-__all__ = ["kept_casts", "make_linear", "make_norm"]
+__all__ = ["as_gemms_read_them", "kept_casts", "make_linear", "make_norm"]
 
 
 def make_linear(linear: nn.Linear, name: str, casts: WeightCasts) -> Any:
@@ -54,6 +54,15 @@ def make_norm(norm: NormDescription) -> Any:
     return layer
 
 
+def as_gemms_read_them(weights: list[Any]) -> list[Any]:
+    """The same values row after row in memory.
+
+    Transformer Engine's GEMMs take a tensor's address and its shape, never its strides: of the view
+    of a weight that the model keeps transposed they would read other values, and raise nothing.
+    """
+    return [weight.contiguous() for weight in weights]
+
+
 def kept_casts(name: str, module: Any, casts: WeightCasts) -> Iterator[tuple[str, Any]]:
     """(layer, FP8 tensor) of those casts of weights that the next forward pass of ``module`` uses
     again; a fused module has one for each of its GEMMs (`gemms_of`)."""
@@ -82,14 +91,13 @@ def _class(name: str) -> Any:
             output: Tensor = base.forward(self, input, is_first_microbatch=first)
             return output
 
-        def weights_as_kernels_read_them(self: Any) -> list[Any]:
-            # A weight that the model keeps transposed is seen through a view; the casts read rows.
-            return [weight.contiguous() for weight in base._get_weight_tensors(self)]
+        def weights(self: Any) -> list[Any]:
+            return as_gemms_read_them(base._get_weight_tensors(self))
 
         def weight_quantizers(self: Any) -> list[Any]:
             return keep_columns_only(base._get_weight_quantizers(self))
 
         members["forward"] = forward
-        members["_get_weight_tensors"] = weights_as_kernels_read_them
+        members["_get_weight_tensors"] = weights
         members["_get_weight_quantizers"] = weight_quantizers
     return type(f"Octrain{name}", (base,), members)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fp8core.conversion.weight_views import plain_linear, see_transposed
 from fp8core.engines.protocol import NormDescription
+from fp8core.engines.te_modules import as_gemms_read_them
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.fusion.joined import join
@@ -256,7 +257,8 @@ def _class(name: str) -> Any:
 
     def weights(self: Any) -> list[Tensor]:
         """One for each GEMM."""
-        return [join([linear.weight for linear in linears]) for linears in self._gemm_linears]
+        joined = [join([linear.weight for linear in linears]) for linears in self._gemm_linears]
+        return as_gemms_read_them(joined)
 
     def weight_quantizers(self: Any) -> list[Any]:
         return keep_columns_only(base._get_weight_quantizers(self))

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from fp8core.engines.te_modules import as_gemms_read_them
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import DirectionState, ForwardScales, infinities
 from fp8core.engines.weight_casts import WeightCasts
@@ -17,6 +18,21 @@ from fp8core.engines.weight_casts import WeightCasts
 def state(scale: float, *history: float) -> DirectionState:
     rows = torch.tensor(history or (0.0,)).reshape(-1, 1).repeat(1, 3)
     return DirectionState(torch.full((3,), scale), rows)
+
+
+# Weights for GEMMs that take no strides
+
+
+def test_a_transposed_weight_is_laid_out_in_rows_and_its_gradient_reaches_the_parameter() -> None:
+    kept, plain = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(4, 3))
+    turned, same = as_gemms_read_them([kept.t(), plain])
+    assert same is plain
+    assert turned.stride() == (3, 1)
+    assert torch.equal(turned, kept.t())
+    along = torch.randn(5, 3)
+    (turned * along).sum().backward()
+    assert kept.grad is not None
+    assert torch.equal(kept.grad, along.t())
 
 
 # Kept casts of weights

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import types
 import warnings
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from fp8core.data.attention import model_inputs
 from fp8core.fusion import FusedBlock, fuse, fused_inputs
 from fp8core.fusion.joined import lie_together
+from fp8core.fusion.parts import NamedLinear
 from fp8core.fusion.plain import PlainParts
 from tests.fp8core.fusion.families import FAMILIES, LENGTH, ROWS, batches, make
 
@@ -362,7 +365,7 @@ def attention_of_its_own(model: Any) -> None:
         (other_activation, {"self_attn"}, "an activation that is neither SiLU nor GELU"),
         (subclassed_linear, {"mlp"}, "v_proj is a Doubled, not a plain Linear"),
         (extra_norm, set(), "its parts are not those of a Llama block: post_feedforward_layernorm"),
-        (attention_of_its_own, {"mlp"}, "of its fused form differs by"),
+        (attention_of_its_own, {"mlp"}, "the output of its fused form differs by"),
     ],
 )
 def test_what_computes_something_else_is_refused(
@@ -375,6 +378,36 @@ def test_what_computes_something_else_is_refused(
         assert {half.rpartition(".")[2] for half in row.fused} == fused_halves
         assert row.reason is not None
         assert reason in row.reason
+
+
+class ByAddress(PlainParts):
+    """Takes a weight's address and shape, and not its strides."""
+
+    def norm_linear(self, norm: Any, linears: Any, name: str) -> Any:
+        return super().norm_linear(norm, [_in_its_memory(linear) for linear in linears], name)
+
+    def norm_mlp(self, half: Any) -> Any:
+        return super().norm_mlp(dataclasses.replace(half, down=_in_its_memory(half.down)))
+
+
+def _in_its_memory(linear: NamedLinear) -> Any:
+    weight = linear.weight
+    assert not weight.is_contiguous()
+    return types.SimpleNamespace(
+        weight=weight.as_strided(weight.shape, (weight.shape[1], 1)), bias=linear.bias
+    )
+
+
+def test_weights_read_in_another_order_are_refused_and_the_output_is_named() -> None:
+    # Of gradients, those of norms may be the furthest off.
+    fusion = fuse(make("GPT2"), ByAddress(), {})
+    for row in fusion.rows:
+        assert not row.fused
+        assert row.reason is not None
+        assert [part.split(" differs")[0] for part in row.reason.split("; ")] == [
+            "the output of its fused form",
+            "the output of its fused form",
+        ]
 
 
 def test_a_model_without_blocks_is_left_alone() -> None:
