@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,21 +99,16 @@ def import_libraries(row: str) -> None:
         importlib.import_module(module)
 
 
-def octrain(work: Work, **changes: Any) -> Step:
-    """The product's own loop body: `assemble`, `Learner`, figures a step late."""
+def assembled(work: Work, **changes: Any) -> Any:
+    """The product's own `Learner` for ``work``; ``changes`` are to the spec, by its parts."""
     from fp8core import engines
-    from fp8core.data.batch import IGNORED, Batch
-    from fp8core.fusion.sequences import document_bounds
     from fp8core.models import load
     from fp8core.spec import parse_spec
     from fp8core.training.assemble import assemble
-    from fp8core.training.late_metrics import LateMetrics
     from fp8core.training.precision import dtype_of
 
-    packed = changes.pop("packed", False)
     fp8_attention = changes.pop("fp8_attention", False)
     training = changes.pop("training", {})
-    steps = work.tokens.shape[0]
     te = {
         "engine": "te",
         "fp8_format": "HYBRID",
@@ -129,7 +124,7 @@ def octrain(work: Work, **changes: Any) -> Step:
             # What FP8 does to small models is measured here, and not kept from them.
             "conversion": {"small_gemm": "off", **changes},
             "training": {
-                "steps": steps,
+                "steps": work.tokens.shape[0],
                 "batch_size": work.rows,
                 "sequence_length": work.length,
                 "optimizer": {
@@ -142,38 +137,49 @@ def octrain(work: Work, **changes: Any) -> Step:
                 "precision": "throughput" if work.precision == "bf16" else "method",
                 **training,
             },
-            "resources": {"device": "cuda"},
+            "resources": {"device": DEVICE.type},
         }
     )
     engine = engines.create(spec.recipe, DEVICE)
     loaded = load(spec, device=DEVICE, dtype=dtype_of(spec.training.precision.weights))
-    assembled = assemble(spec, engine, loaded)
-    _say_what_is_fused(assembled.conversion)
-    learner = assembled.learner
-    learner.model.train()
+    made = assemble(spec, engine, loaded)
+    _say_what_is_fused(made.conversion)
+    made.learner.model.train()
+    return made.learner
+
+
+def batch_of(ids: Tensor, cuts: Sequence[int] = ()) -> Any:
+    """A `Batch` of ``ids`` [rows, length]; ``cuts``: where each row's further documents begin."""
+    from fp8core.data.batch import IGNORED, Batch
+    from fp8core.fusion.sequences import document_bounds
+
+    labels = ids.clone()
+    documents = torch.zeros(ids.shape, dtype=torch.int32)
+    for number, cut in enumerate(cuts, start=1):
+        documents[:, cut:] = number
+    bounds = document_bounds(documents)
+    starts = bounds[:-1].long()
+    labels.view(-1)[starts] = IGNORED
+    owner = torch.bucketize(torch.arange(ids.numel()), bounds.long(), right=True) - 1
+    positions = (torch.arange(ids.numel()) - starts[owner]).view(ids.shape)
+    count = int((labels != IGNORED).sum())
+    return Batch(ids, labels, None, positions, documents, ids.numel(), count, True, bounds)
+
+
+def octrain(work: Work, **changes: Any) -> Step:
+    """The product's own loop body: `assemble`, `Learner`, figures a step late."""
+    from fp8core.training.late_metrics import LateMetrics
+
+    # Sixteen documents of unequal length in each row.
+    squares = torch.linspace(0.0, 1.0, 17)[1:-1].square() * work.length
+    cuts = squares.int().tolist() if changes.pop("packed", False) else []
+    learner = assembled(work, **changes)
     late = LateMetrics(late=True)
 
-    def batch_of(step: int) -> Batch:
-        ids = work.tokens[step - 1]
-        labels = ids.clone()
-        documents = torch.zeros(ids.shape, dtype=torch.int32)
-        if packed:
-            # Sixteen documents of unequal length in each row.
-            cuts = torch.linspace(0.0, 1.0, 17)[1:-1].square() * work.length
-            for number, cut in enumerate(cuts.int().tolist(), start=1):
-                documents[:, cut:] = number
-        bounds = document_bounds(documents)
-        starts = bounds[:-1].long()
-        labels.view(-1)[starts] = IGNORED
-        owner = torch.bucketize(torch.arange(ids.numel()), bounds.long(), right=True) - 1
-        positions = (torch.arange(ids.numel()) - starts[owner]).view(ids.shape)
-        count = int((labels != IGNORED).sum())
-        return Batch(ids, labels, None, positions, documents, ids.numel(), count, True, bounds)
-
     def step(number: int) -> Tensor:
-        batches = [batch_of(number)]
+        batches = [batch_of(work.tokens[number - 1], cuts)]
         totals = learner.totals(number, batches)
-        loss = learner.gradients(number, batches, totals=totals)
+        loss: Tensor = learner.gradients(number, batches, totals=totals)
         norm = learner.gradient_norm()
         figures = {"train/loss": loss, "train/grad_norm": norm}
         late.push(number, figures, {"train/lr": learner.learning_rate(number)})

@@ -1,0 +1,309 @@
+"""What a CUDA graph of forward and backward saves where the host's launches are the limit.
+
+    python benchmarks/graphed_step.py [--cases 125m:amp,125m:te] [--steps 20] [--fail] [--out FILE]
+
+For each case (shape and row) it builds the product's own `Learner` and takes the same steps from
+the same weights three times: eagerly, eagerly again, and with forward and backward captured once in
+a CUDA graph and replayed on each step's tokens. The norm, the clipping and the update stay eager:
+they are a few launches, which the host enqueues while the graph runs. Prints milliseconds a step,
+what the host took of them, what the graph alone takes on the GPU, memory, and how far losses and
+weights of the second and third time are from those of the first. Rows named ``_packed`` have
+another number of documents in each step; their bounds are padded to one capacity.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import random
+import statistics
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers.training_rows import Work, assembled, batch_of, real_text
+from torch import Tensor
+
+from fp8core.data.batch import Batch
+from fp8core.training.late_metrics import LateMetrics
+from fp8core.training.learner import Learner, StepTotals
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "amp": {"fuse": "auto", "recipe": {"engine": "amp", "dtype": "bf16"}},
+    "te": {"fuse": "auto", "output_head": True},
+    "te_current": {"fuse": "auto", "recipe": {"engine": "te", "scaling": "current"}},
+    "te_fp8_attention": {"fuse": "auto", "output_head": True, "fp8_attention": True},
+}
+WARM_UP = 4
+FEWEST, MOST = 8, 60  # documents a row
+Gradients = Callable[[int, Batch, Tensor], Tensor]
+"""(step, batch on the host, its targets on the device) to the loss; gradients in ``.grad``."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """The steps of one course."""
+
+    losses: list[float]
+    weights: list[Tensor]
+    milliseconds: float
+    host_milliseconds: float
+    peak: int
+
+
+def captured(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """``compute`` as a graph: what replays it, and where its result will be."""
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.current_stream()
+    try:
+        # Other threads may go on using CUDA meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            result = compute()
+    finally:
+        torch.cuda.set_stream(stream)  # which a failed capture leaves where it was
+    return graph.replay, result
+
+
+def eager(learner: Learner) -> Gradients:
+    def gradients(step: int, batch: Batch, targets: Tensor) -> Tensor:
+        totals = StepTotals(targets, batch.token_count)  # type: ignore[arg-type]
+        return learner.gradients(step, [batch], totals=totals)
+
+    return gradients
+
+
+def graphed(learner: Learner, example: Batch, capacity: int | None) -> Gradients:
+    """``capacity``: documents of all rows that there is room for; None: each row is one."""
+    static = padded(example, capacity).to(learner.engine.device)
+    targets = torch.ones((), device=learner.engine.device)
+    totals = StepTotals(targets, example.token_count)  # type: ignore[arg-type]
+    learner.drop_gradients()
+    replay, loss = captured(lambda: learner.gradients(1, [static], totals=totals))
+    parameters = [p for p in learner.model.parameters() if p.grad is not None]
+    kept = [parameter.grad for parameter in parameters]
+
+    def gradients(step: int, batch: Batch, given: Tensor) -> Tensor:
+        for source, target in zip(tensors(padded(batch, capacity)), tensors(static), strict=True):
+            pinned = source.pin_memory() if target.is_cuda else source
+            target.copy_(pinned, non_blocking=True)
+        targets.copy_(given)
+        replay()
+        for parameter, gradient in zip(parameters, kept, strict=True):
+            parameter.grad = gradient
+        return loss
+
+    return gradients
+
+
+def padded(batch: Batch, capacity: int | None) -> Batch:
+    """With as many bounds as there is room for: the further documents are empty."""
+    bounds = batch.document_bounds
+    if capacity is None or bounds is None:
+        return batch
+    more = capacity + 1 - bounds.numel()
+    if more < 0:
+        raise ValueError(f"{bounds.numel() - 1} documents, and room for {capacity}")
+    return replace(batch, document_bounds=torch.cat([bounds, bounds[-1:].expand(more)]))
+
+
+def tensors(batch: Batch) -> list[Tensor]:
+    found = [batch.input_ids, batch.labels, batch.position_ids, batch.document_ids]
+    return found if batch.document_bounds is None else [*found, batch.document_bounds]
+
+
+class Start:
+    """Weights, optimizer and FP8 states of ``learner`` as they are now."""
+
+    def __init__(self, learner: Learner) -> None:
+        self._learner = learner
+        self._weights = [p.detach().clone() for p in learner.model.parameters()]
+        self._optimizer = {k: v.clone() for k, v in learner.optimizer.state_tensors().items()}
+        self._engine = dict(learner.engine.state_dict())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for parameter, value in zip(self._learner.model.parameters(), self._weights, strict=True):
+            parameter.copy_(value)
+        self._learner.optimizer.load_state_tensors(self._optimizer)
+        self._learner.engine.load_state_dict(self._engine)
+
+
+def train(learner: Learner, gradients: Gradients, batches: list[Batch], first: int) -> Course:
+    """The steps of the product's loop; the first two are not timed."""
+    device = learner.engine.device
+    on_gpu = device.type == "cuda"
+    late = LateMetrics(late=on_gpu)
+    losses, events, host = [], [], []
+    synchronize(device)
+    if on_gpu:
+        # What is reserved counts: a graph holds its memory when nothing of it is allocated.
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    for number, batch in enumerate(batches, start=first):
+        began = time.perf_counter()
+        totals = learner.totals(number, [batch])
+        targets = torch.full((), float(totals.targets), device=device)
+        loss = gradients(number, batch, targets)
+        losses.append(loss.detach().clone())
+        norm = learner.gradient_norm()
+        before = time.perf_counter()
+        late.push(number, {"train/loss": loss, "train/grad_norm": norm}, {})
+        waited = time.perf_counter() - before
+        bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
+        learner.update(number, norm, unless=bad)
+        host.append(time.perf_counter() - began - waited)
+        if on_gpu:
+            events.append(torch.cuda.Event(enable_timing=True))
+            events[-1].record()
+    late.flush()
+    synchronize(device)
+    spans = [a.elapsed_time(b) for a, b in itertools.pairwise(events[1:])]
+    return Course(
+        [float(loss) for loss in losses],
+        [parameter.detach().clone() for parameter in learner.model.parameters()],
+        statistics.median(spans or [0.0]),
+        statistics.median(host[2:]) * 1000,
+        torch.cuda.max_memory_reserved() if on_gpu else 0,
+    )
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def apart(first: Course, second: Course) -> dict[str, float | bool]:
+    """The largest difference of their losses, and that of their weights, relative in 2-norm."""
+    differences = [abs(a - b) for a, b in zip(first.losses, second.losses, strict=True)]
+    squares = [
+        (float((a.float() - b.float()).square().sum()), float(a.float().square().sum()))
+        for a, b in zip(first.weights, second.weights, strict=True)
+    ]
+    return {
+        "first_losses": max(differences[:3]),
+        "losses": max(differences),
+        "weights": (sum(part for part, _ in squares) / sum(whole for _, whole in squares)) ** 0.5,
+        "same": not any(differences) and not any(part for part, _ in squares),
+    }
+
+
+def batches_of(work: Work, packed: bool) -> list[Batch]:
+    drawn = random.Random(0)
+    found = []
+    for ids in work.tokens:
+        count = drawn.randint(FEWEST, MOST) if packed else 1
+        found.append(batch_of(ids, sorted(drawn.sample(range(1, work.length), count - 1))))
+    return found
+
+
+def alone(step: Callable[[], Any], device: torch.device, count: int = 10) -> float:
+    """Milliseconds of each of ``count`` calls, with nothing between them."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(count):
+        step()
+    synchronize(device)
+    return (time.perf_counter() - began) * 1000 / count
+
+
+def row(shape: str, name: str, steps: int, rows: int, length: int) -> dict[str, Any]:
+    changes, packed = dict(CHANGES[name.removesuffix("_packed")]), name.endswith("_packed")
+    work = Work(shape, rows, length, real_text(WARM_UP + steps, rows, length), "bf16")
+    began = time.perf_counter()
+    learner: Learner = assembled(work, **changes)
+    batches = batches_of(work, packed)
+    device = learner.engine.device
+    plain = eager(learner)
+    train(learner, plain, batches[:WARM_UP], 1)
+    start, first, measured = Start(learner), WARM_UP + 1, batches[WARM_UP:]
+    built = time.perf_counter() - began
+    courses = [train(learner, plain, measured, first)]
+    start.restore()
+    courses.append(train(learner, plain, measured, first))
+    start.restore()
+    began = time.perf_counter()
+    capacity = rows * MOST if packed else None
+    graph = graphed(learner, measured[0], capacity)
+    synchronize(device)
+    capture_seconds = time.perf_counter() - began
+    courses.append(train(learner, graph, measured, first))
+    targets = torch.ones((), device=device)
+    return {
+        "shape": shape,
+        "row": name,
+        "eager_milliseconds": min(courses[0].milliseconds, courses[1].milliseconds),
+        "graphed_milliseconds": courses[2].milliseconds,
+        "graph_alone_milliseconds": alone(lambda: graph(1, measured[0], targets), device),
+        "eager_host_milliseconds": courses[1].host_milliseconds,
+        "graphed_host_milliseconds": courses[2].host_milliseconds,
+        "peak_gib": [round(course.peak / 2**30, 2) for course in courses],
+        "eager_again": apart(courses[0], courses[1]),
+        "graphed": apart(courses[0], courses[2]),
+        "losses": [[course.losses[0], course.losses[-1]] for course in courses],
+        "build_seconds": round(built, 1),
+        "capture_seconds": round(capture_seconds, 2),
+    }
+
+
+def failed_capture(learner: Learner, batch: Batch) -> str:
+    """Whether eager steps go on as before behind a capture that fails in its middle."""
+    plain, start = eager(learner), Start(learner)
+    expected = train(learner, plain, [batch] * 3, 1)
+    start.restore()
+    learner.drop_gradients()
+    static = batch.to(learner.engine.device)
+    totals = learner.totals(1, [batch])
+
+    def compute() -> Tensor:
+        loss = learner.gradients(1, [static], totals=totals)
+        loss.item()  # waits for the device, which no capture may
+        return loss
+
+    try:
+        captured(compute)
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:150]
+    else:
+        return "it did not fail"
+    learner.drop_gradients()
+    start.restore()
+    torch.rand(1, device=learner.engine.device)
+    return f"{said}; then: {apart(expected, train(learner, plain, [batch] * 3, 1))}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", default="125m:amp,125m:te,350m:amp,350m:te")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--fail", action="store_true", help="also what a failed capture leaves")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    results = []
+    for case in chosen.cases.split(","):
+        shape, name = case.split(":")
+        try:
+            found = row(shape, name, chosen.steps, chosen.batch, chosen.length)
+        # The other cases are worth having.
+        except Exception:
+            found = {"shape": shape, "row": name, "error": traceback.format_exc()[-2000:]}
+        results.append(found)
+        print(json.dumps(found), flush=True)
+        if chosen.out is not None:
+            chosen.out.write_text(json.dumps(results, indent=1))
+        gc.collect()
+    if chosen.fail:
+        work = Work("60m", 2, 1024, real_text(3, 2, 1024), "bf16")
+        learner = assembled(work, **CHANGES["te"])
+        print("a failed capture:", failed_capture(learner, batches_of(work, False)[0]))
+
+
+if __name__ == "__main__":
+    main()
