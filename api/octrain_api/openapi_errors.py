@@ -28,9 +28,12 @@ _WITH_BODY = (
     "body-too-complex",
 )
 _WITH_IDEMPOTENCY_KEY = ("idempotency-key-in-flight", "idempotency-key-reused")
+# What the Idempotency-Key's first request made has been deleted since. (Versions of a recipe stay.)
+_REPLAYED = ("not-found",)
 _ATTEMPT = ("stale-attempt",)
 _OWN: dict[str, tuple[str, ...]] = {
     "create_job": (
+        *_REPLAYED,
         "quota-exceeded",
         "spec-invalid",
         "no-capable-node",
@@ -50,10 +53,10 @@ _OWN: dict[str, tuple[str, ...]] = {
     "get_conversion": ("file-not-in-store", "report-too-large"),
     "get_precision": ("file-not-in-store", "report-too-large"),
     "save_recipe": ("spec-invalid",),
-    "create_dataset": ("dataset-too-large", "dataset-quota-exceeded"),
+    "create_dataset": (*_REPLAYED, "dataset-too-large", "dataset-quota-exceeded"),
     "delete_dataset": ("dataset-in-use",),
     "upload_part": ("too-many-parts", "upload-complete", "wrong-offset", "upload-too-long"),
-    "create_webhook": ("too-many-webhooks",),
+    "create_webhook": (*_REPLAYED, "too-many-webhooks"),
     "create_key": ("secret-shown-once",),
     "create_enrolment_token": ("secret-shown-once",),
     "test_webhook": ("webhook-disabled",),

@@ -17,6 +17,7 @@ import psycopg
 import pytest
 
 from octrain_api.idempotency.repository import IdempotencyRepository
+from octrain_api.jobs.schemas import EXAMPLE_SPEC
 from octrain_api.settings import DatabaseSettings, Settings
 
 KEY = {"Idempotency-Key": "the-key"}
@@ -170,11 +171,28 @@ async def test_keys_are_forgotten_after_24_hours(lone_service: Any, user: Any, s
     ]
 
 
-async def test_a_job_that_was_deleted_is_not_made_again(user: Any, spec: Any) -> None:
-    job = (await user.post("/jobs?draft=true", json=spec, headers=KEY)).json()["id"]
-    assert (await user.delete(f"/jobs/{job}")).status_code == 204
-    again = await user.post("/jobs?draft=true", json=spec, headers=KEY)
-    assert (again.status_code, job in again.json()["detail"]) == (404, True)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/jobs?draft=true", EXAMPLE_SPEC), ("/datasets", DATASET), ("/webhooks", WEBHOOK)],
+)
+async def test_what_was_deleted_is_not_made_again(user: Any, path: str, body: Any) -> None:
+    listed = path.partition("?")[0]
+    made = (await user.post(path, json=body, headers=KEY)).json()["id"]
+    assert (await user.delete(f"{listed}/{made}")).status_code == 204
+    again = await user.post(path, json=body, headers=KEY)
+    assert (again.status_code, made in again.json()["detail"]) == (404, True)
+    assert (await user.get(listed)).json()["items"] == []
+    document = (await user.get("http://octrain/openapi.json")).json()
+    assert "404" in document["paths"]["/v1" + listed]["post"]["responses"]
+
+
+async def test_a_recipe_that_was_withdrawn_is_still_told(user: Any) -> None:
+    """Its versions can be named for ever, so old specs stay valid."""
+    body = {"name": "mine", "fragment": FRAGMENT}
+    made = await user.post("/recipes", json=body, headers=KEY)
+    assert (await user.delete("/recipes/mine")).status_code == 204
+    again = await user.post("/recipes", json=body, headers=KEY)
+    assert (again.status_code, again.json()["version"]) == (200, made.json()["version"])
 
 
 async def test_a_clone_is_made_once(user: Any, submit: Any) -> None:
