@@ -57,6 +57,7 @@ RECIPES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "te, head in FP8": (TE, "method", {"output_head": True}),
     "te, bf16 stored": (TE, "throughput", {}),
     "bf16": (BF16, "method", {}),
+    "bf16, layer by layer": (BF16, "method", {"fuse": "none"}),
     "bf16, bf16 stored": (BF16, "throughput", {}),
 }
 # Of the host's start a case uses little of the GPU; more at once would wait for the host's cores.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from fp8core.errors import SpecRefused
 from fp8core.models import load, plan
 from fp8core.models.dry_run import _batch, dry_run
 from fp8core.models.memory import estimate_memory
+from fp8core.spec import parse_spec
 
 
 def test_parameters_tokens_and_flops_by_hand(make_spec, llama_config):
@@ -126,6 +128,24 @@ def test_the_estimate_of_an_8b_model_is_near_what_an_h200_used(make_spec, name):
     training["gradient_checkpointing"] = bool(recompute)
     made = plan(make_spec(config, training=training, recipe={}, conversion={"output_head": True}))
     assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.01)
+
+
+MEASURED_RUNS = {
+    # Peak GiB of whole runs of the trainer on an H200, 2 x 2048 tokens, stored in fp32.
+    "bf16, layer by layer": {"125M": 5.28, "1B": 30.01, "3B": 65.24},
+    "te": {"125M": 3.08, "1B": 20.96, "3B": 50.92},
+}
+
+
+@pytest.mark.parametrize("shape", ["125M", "1B", "3B"])
+@pytest.mark.parametrize("recipe", MEASURED_RUNS)
+def test_the_estimate_is_near_what_runs_of_three_sizes_used(recipe, shape, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    from plan_memory import spec_of
+
+    made = plan(parse_spec(spec_of(shape, recipe, 2, 2048)))
+    measured = MEASURED_RUNS[recipe][shape]
+    assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.03)
 
 
 def test_what_fused_blocks_keep_by_hand(make_spec, llama_config):
