@@ -65,8 +65,12 @@ def captured(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]
         # Other threads may go on using CUDA meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             result = compute()
-    finally:
-        torch.cuda.set_stream(stream)  # which a failed capture leaves where it was
+    except BaseException:
+        # A capture that fails leaves its stream the current one, and random numbers captured.
+        torch.cuda.set_stream(stream)
+        generator = torch.cuda.default_generators[stream.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
+        raise
     return graph.replay, result
 
 
