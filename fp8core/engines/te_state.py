@@ -7,7 +7,7 @@ grad_output, grad_input), so that ``interval``, health and checkpoints treat the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,26 +93,32 @@ class ScaleInterval:
     def __init__(self, interval: int) -> None:
         self.interval = interval
         self.updates = {"forward": 0, "backward": 0}
-        self._held: dict[str, list[Tensor]] = {"forward": [], "backward": []}
+        self._held: dict[str, dict[str, Tensor]] = {"forward": {}, "backward": {}}
 
-    def after_update(self, direction: str, scales: list[Tensor]) -> None:
-        """Call once after each update of ``direction``, its scales always in the same order."""
+    def after_update(self, direction: str, scales: Mapping[str, Tensor]) -> None:
+        """Call once after each update of ``direction``, with the scales of each layer.
+
+        A layer seen for the first time between two due updates starts from scale 1, as before its
+        first update.
+        """
         due = self.updates[direction] % self.interval == 0
         self.updates[direction] += 1
         if self.interval == 1:
             return
-        held = self._held[direction]
         if due:
-            self._held[direction] = [scale.clone() for scale in scales]
+            self.hold(direction, scales)
             return
-        if len(held) < len(scales):
-            # A layer seen for the first time starts from scale 1, as before its first update.
-            held.extend(torch.ones_like(scale) for scale in scales[len(held) :])
-        torch._foreach_copy_(scales, held)
+        if not scales:
+            return
+        held = self._held[direction]
+        for name, scale in scales.items():
+            if name not in held:
+                held[name] = torch.ones_like(scale)
+        torch._foreach_copy_(list(scales.values()), [held[name] for name in scales])
 
-    def hold(self, direction: str, scales: list[Tensor]) -> None:
-        """Take ``scales`` as the last due ones, after they were loaded from a checkpoint."""
-        self._held[direction] = [scale.clone() for scale in scales]
+    def hold(self, direction: str, scales: Mapping[str, Tensor]) -> None:
+        """Take ``scales`` as the last due ones: they are, or they come from a checkpoint."""
+        self._held[direction] = {name: scale.clone() for name, scale in scales.items()}
 
 
 def te_directions(modules: dict[str, Any]) -> Iterator[tuple[str, str, DirectionState]]:

@@ -296,8 +296,10 @@ class TransformerEngine:
             return
         self._own.update(forward=direction == "forward", share=self._share)
         each = self._interval.interval == 1
-        scales = [] if each else [state.scale for _, state in self._all_states(direction)]
-        self._interval.after_update(direction, scales)
+        self._interval.after_update(direction, {} if each else self._layer_scales(direction))
+
+    def _layer_scales(self, direction: str) -> dict[str, Tensor]:
+        return {name: state.scale for name, state in self._all_states(direction)}
 
     def _states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
         if self._own is None:
@@ -428,7 +430,7 @@ class TransformerEngine:
                 for field in ("scale", "amax_history"):
                     getattr(layer, field).copy_(state[f"{name}/{direction}/{field}"])
             self._interval.updates[direction] = int(state[f"updates/{direction}"])
-            self._interval.hold(direction, [s.scale for _, s in self._all_states(direction)])
+            self._interval.hold(direction, self._layer_scales(direction))
 
     def _initialise_state(self) -> None:
         """Make modules allocate their FP8 buffers, which they otherwise do in the first forward."""

@@ -101,6 +101,51 @@ def test_small_architectures(name):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
+def test_everything_that_hangs_on_a_layer_stays(name):
+    """On every module: a mode of its own, hooks and buffers; every second parameter is frozen."""
+    model = _model(name).to(torch.bfloat16).train()
+    calls = []
+    for number, (module_name, module) in enumerate(model.named_modules()):
+        module.training = number % 3 != 0
+        module.register_forward_pre_hook(lambda m, args, n=module_name: calls.append(f"before {n}"))
+        module.register_forward_hook(lambda m, args, out, n=module_name: calls.append(n))
+        if not next(module.children(), None):
+            module.register_buffer("kept", torch.full((2,), float(number)))
+            module.register_buffer("scratch", torch.ones(1), persistent=False)
+            module.tag = number
+    for number, parameter in enumerate(model.parameters()):
+        parameter.requires_grad_(number % 2 == 0)
+    inputs = _inputs(model)
+    inputs = {key: v.bfloat16() if v.is_floating_point() else v for key, v in inputs.items()}
+
+    def everything():
+        calls.clear()
+        with torch.no_grad():
+            model(**inputs)
+        parameters = model.named_parameters(remove_duplicate=False)
+        return {
+            "parameters": [
+                (n, id(p), p.requires_grad, p.dtype, p.device, p.shape) for n, p in parameters
+            ],
+            "buffers": [(n, id(b)) for n, b in model.named_buffers()],
+            "keys": list(model.state_dict()),
+            "modes": [(n, m.training) for n, m in model.named_modules()],
+            "tags": [getattr(m, "tag", None) for m in model.modules()],
+            "calls": list(calls),
+        }
+
+    before = everything()
+    originals = dict(model.named_modules())
+    engine = engines.create(EmulatedDelayed(engine="emulated"), torch.device("cpu"))
+    report = convert(model, engine, Conversion())
+    assert len(report.converted) == ARCHITECTURES[name][1]
+    assert {part: found for part, found in everything().items() if found != before[part]} == {}
+    restore(model, report)
+    assert {part: found for part, found in everything().items() if found != before[part]} == {}
+    assert all(module is originals[name] for name, module in model.named_modules())
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
 def test_small_architectures_train_in_fp8_as_they_do_without(name):
     """Without dropout, so that both compute the same; every parameter gets nearly its gradient."""
     reference = _model(name)

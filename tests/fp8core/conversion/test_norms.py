@@ -69,6 +69,11 @@ class HalfRMSNorm(_Base):
         return 0.5 * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
 
 
+class SlightlyLargerRMSNorm(_Base):
+    def forward(self, x):
+        return 1.001 * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.weight
+
+
 class MisreadEpsRMSNorm(_Base):
     def forward(self, x):
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * self.weight
@@ -95,6 +100,7 @@ class GatedRMSNorm(_Base):
     [
         (EpsOutsideRMSNorm, "neither LayerNorm nor RMSNorm"),
         (HalfRMSNorm, "neither LayerNorm nor RMSNorm"),
+        (SlightlyLargerRMSNorm, "neither LayerNorm nor RMSNorm"),
         (MisreadEpsRMSNorm, "neither LayerNorm nor RMSNorm"),
         (UnbiasedLayerNorm, "neither LayerNorm nor RMSNorm"),
         (BrokenRMSNorm, "ValueError: needs a GPU"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from typing import Any
 
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
+from fp8core.conversion import convert
 from fp8core.engines import transformer_engine as te_engine
-from fp8core.spec import parse_spec
+from fp8core.spec import Conversion, parse_spec
 
 pytestmark = [
     pytest.mark.gpu,
@@ -107,6 +109,38 @@ def test_override_changes_precision_only(override: tuple[bool, bool, bool]) -> N
         error = (mine - parameter.grad).norm() / parameter.grad.norm()
         # Bounds E5M2's rounding (2 mantissa bits) on top of E4M3's in the forward pass.
         assert error < 0.2, (name, error)
+
+
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+def test_all_gemms_in_high_precision_leave_the_layers_as_they_were(scaling: str) -> None:
+    """The eighth tuple: every Linear is kept, and computes what bf16 autocast alone does."""
+    engine = engine_for(scaling=scaling, override_linear_precision=[True, True, True])
+    torch.manual_seed(0)
+    net = Net().to(DEVICE)
+    reference = copy.deepcopy(net)
+    report = convert(net, engine, Conversion())
+    reasons = {row.name: row.reason for row in report.rows if row.name != "blocks"}
+    told = "override_linear_precision keeps all three GEMMs in high precision"
+    assert reasons == {"first": told, "second": told}
+    engine.record_health(True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        losses = [step(engine, net, inputs(index)) for index in range(2)]
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages()]
+    assert any("gemm" in name or "nvjet" in name for name in names), names
+    assert not [name for name in names if "_qqtst_" in name or "_qrtst_" in name]
+    assert engine.health() == {}
+    for index, loss in enumerate(losses):
+        reference.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            expected = reference(inputs(index)).float().pow(2).mean()
+        expected.backward()
+        assert torch.equal(loss, expected.detach())
+    for ours, theirs in zip(net.parameters(), reference.parameters(), strict=True):
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert torch.equal(ours.grad, theirs.grad)
+    engine.load_state_dict(engine.state_dict())
 
 
 def test_interval_changes_scales_only_when_due_while_histories_advance() -> None:

@@ -1,17 +1,21 @@
-"""What the te engine decides by itself, without a GPU: kept casts, recomputation, infinities."""
+"""What the te engine decides by itself, without a GPU: kept casts, recomputation, the interval of
+scales, which operands an override casts, infinities."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8core.engines.te_modules import as_gemms_read_them
+from fp8core.engines.te_override import OperandUse
 from fp8core.engines.te_recompute import FirstRun, Recomputation
-from fp8core.engines.te_state import DirectionState, ForwardScales, infinities
+from fp8core.engines.te_state import DirectionState, ForwardScales, ScaleInterval, infinities
 from fp8core.engines.weight_casts import WeightCasts
 
 
@@ -176,6 +180,64 @@ def test_nothing_is_taken_down_without_a_checkpointed_block() -> None:
     recomputation = Recomputation(refuse)
     recomputation.region_changes()
     recomputation.region_changes()
+
+
+# The interval of scales
+
+
+def updated(interval: ScaleInterval, scales: dict[str, torch.Tensor], value: float) -> list[float]:
+    """One update: every scale has been computed anew, as ``value``; what becomes of them."""
+    for scale in scales.values():
+        scale.fill_(value)
+    interval.after_update("forward", scales)
+    return [scale[0].item() for scale in scales.values()]
+
+
+def test_scales_stand_between_the_updates_that_are_due() -> None:
+    interval, scales = ScaleInterval(3), {"a": torch.ones(3)}
+    seen = [updated(interval, scales, value)[0] for value in (2.0, 4.0, 8.0, 16.0, 32.0)]
+    assert seen == [2.0, 2.0, 2.0, 16.0, 16.0]
+    assert interval.updates == {"forward": 5, "backward": 0}
+    each = ScaleInterval(1)
+    assert [updated(each, scales, value)[0] for value in (2.0, 4.0)] == [2.0, 4.0]
+
+
+def test_a_layer_that_joins_between_two_due_updates_takes_no_other_layers_scale() -> None:
+    interval = ScaleInterval(2)
+    first, last = torch.ones(3), torch.ones(3)
+    first_seen = {"a": first, "c": last}
+    for name, scale in first_seen.items():
+        scale.fill_({"a": 2.0, "c": 5.0}[name])
+    interval.after_update("forward", first_seen)
+    joined = {"a": first, "b": torch.ones(3), "c": last}
+    assert updated(interval, joined, 7.0) == [2.0, 1.0, 5.0]
+    assert updated(interval, joined, 9.0) == [9.0, 9.0, 9.0]
+
+
+def test_loaded_scales_are_held_until_an_update_is_due() -> None:
+    interval, scales = ScaleInterval(4), {"a": torch.full((3,), 6.0)}
+    interval.updates["forward"] = 3  # as a checkpoint says
+    interval.hold("forward", scales)
+    assert updated(interval, scales, 8.0) == [6.0]
+    assert updated(interval, scales, 10.0) == [10.0]
+
+
+# Overrides
+
+
+@pytest.mark.parametrize("override", list(itertools.product((False, True), repeat=3)))
+def test_an_operand_is_cast_where_a_gemm_reads_it_in_fp8(override: tuple[bool, ...]) -> None:
+    fprop, dgrad, wgrad = (not high for high in override)
+    use = OperandUse.of((not fprop, not dgrad, not wgrad))
+    # The operands of each GEMM, and which way round a Hopper GEMM reads them.
+    reads = {
+        "input": fprop, "weight": fprop, "grad_output": dgrad,
+        "weight_transposed": dgrad, "input_transposed": wgrad, "grad_output_transposed": wgrad,
+    }  # fmt: skip
+    for operand in ("input", "weight", "grad_output"):
+        transposed = f"{operand}_transposed"
+        assert getattr(use, transposed) == reads[transposed]
+        assert getattr(use, operand) == (reads[operand] or reads[transposed])
 
 
 # Infinities

@@ -325,6 +325,10 @@ def test_engines_that_cannot_run_here_are_planned_by_their_shape_rules(make_spec
     partly = plan(make_spec(llama_config, recipe=override)).flops.fp8_share
     whole = plan(make_spec(llama_config, recipe={})).flops.fp8_share
     assert partly == pytest.approx(whole * 2 / 3)
+    all_three = plan(make_spec(llama_config, recipe={"override_linear_precision": [True] * 3}))
+    reason = "override_linear_precision keeps all three GEMMs in high precision"
+    assert all_three.conversion["kept_because"][reason] == 2 * 7
+    assert all_three.flops.fp8_share == 0.0
 
 
 @pytest.mark.parametrize("separate", [False, True])
