@@ -189,6 +189,8 @@ class TransformerEngine:
         """Why no block is fused under this recipe, or None."""
         if self._override != ALL_FP8:
             return "override_linear_precision speaks of single Linear layers"
+        if getattr(self.recipe, "backward_override", None) is not None:
+            return "Transformer Engine's LayerNormMLP has no backward_override"
         return None
 
     def block_parts(self) -> BlockParts:

@@ -30,6 +30,7 @@ from fp8core.fusion.documents import is_plainly_causal
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion, fused_forward
 from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import JobSpec
+from fp8core.spec.recipe import high_precision_gemms
 
 __all__ = ["KeptBytes", "dry_run"]
 
@@ -284,11 +285,15 @@ class _PlannedLinear(nn.Module):
         # A Conv1D's weight lies the other way round.
         self.features_at = 1 if is_conv1d(linear) else 0
         engine = spec.recipe.engine
-        override = getattr(spec.recipe, "override_linear_precision", (False, False, False))
-        _, dgrad_high, wgrad_high = override
+        _, dgrad_high, wgrad_high = high_precision_gemms(spec.recipe)
+        # The backward GEMMs then read what the casts of the forward pass left, in one order.
+        dequantized = getattr(spec.recipe, "backward_override", None) == "dequantized"
         # Bytes an element. torchao casts anew in backward and keeps what came.
-        self.input_bytes = 2 if wgrad_high or engine == "torchao" else 1
+        whole_input = wgrad_high and not dequantized
+        self.input_bytes = 2 if whole_input or engine == "torchao" else 1
         self.weight_copies = 0 if dgrad_high else weight_copies(spec)
+        if dequantized:
+            self.weight_copies = 1
 
     def forward(self, input: Tensor) -> Tensor:
         return _Linear.apply(input.to(self._compute), self.weight, self)

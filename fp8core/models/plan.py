@@ -29,6 +29,7 @@ from fp8core.models.memory import estimate_memory, linear_widths
 from fp8core.models.planned_fusion import fusion_refusal, planned_fusion
 from fp8core.models.source import ModelSource, locate
 from fp8core.spec import BytesTokenizer, JobSpec, TrainTokenizer
+from fp8core.spec.recipe import high_precision_gemms
 
 __all__ = ["Plan", "plan"]
 
@@ -115,7 +116,7 @@ def plan(
         micro_batches=training.gradient_accumulation * spec.resources.ranks,
         batch_size=training.batch_size,
         sequence_length=training.sequence_length,
-        override=getattr(spec.recipe, "override_linear_precision", (False, False, False)),
+        override=high_precision_gemms(spec.recipe),
     )
     fusion = planned_fusion(model, decisions, spec, apart, small=bool(small_gemms.kept))
     parameters = _parameters(model)

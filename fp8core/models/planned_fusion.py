@@ -139,6 +139,8 @@ def fusion_refusal(spec: JobSpec) -> str | None:
         return f"the engine {spec.recipe.engine} has no fused blocks"
     if any(getattr(spec.recipe, "override_linear_precision", ())):
         return "override_linear_precision speaks of single Linear layers"
+    if getattr(spec.recipe, "backward_override", None) is not None:
+        return "Transformer Engine's LayerNormMLP has no backward_override"
     return None
 
 

@@ -197,3 +197,10 @@ EmulatedRecipe = Annotated[EmulatedDelayed | EmulatedCurrent, Field(discriminato
 Recipe = Annotated[
     TERecipe | TorchaoRecipe | EmulatedRecipe | AmpRecipe, Field(discriminator="engine")
 ]
+
+
+def high_precision_gemms(recipe: Recipe) -> tuple[bool, bool, bool]:
+    """Which of fprop, dgrad and wgrad of converted layers ``recipe`` takes out of FP8."""
+    if getattr(recipe, "backward_override", None) is not None:
+        return (False, True, True)
+    return getattr(recipe, "override_linear_precision", (False, False, False))

@@ -34,6 +34,8 @@ def _fp8_attention_is_fused(spec: JobSpec) -> Iterator[Problem]:
             "/recipe/fp8_dpa",
             f"{needed}override_linear_precision, which speaks of single Linear layers",
         )
+    if getattr(spec.recipe, "backward_override", None) is not None:
+        yield conflict("/recipe/fp8_dpa", f"{needed}backward_override, which no fused MLP has")
     if spec.task != "causal_lm":
         yield conflict("/recipe/fp8_dpa", f"{needed}the task {spec.task}; only causal_lm has any")
 

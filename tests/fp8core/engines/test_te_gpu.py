@@ -12,6 +12,7 @@ from torch import nn
 
 from fp8core.conversion import convert
 from fp8core.engines import transformer_engine as te_engine
+from fp8core.engines.gemm_watch import GemmWatch
 from fp8core.spec import Conversion, parse_spec
 
 pytestmark = [
@@ -200,6 +201,65 @@ def test_scales_are_rounded_as_the_recipe_says(recipe: dict[str, Any], expected:
     with engine.training_context():
         found = layer(x)
     assert found[:, ::128].float().unique().tolist() == [expected]
+
+
+@pytest.mark.parametrize("tiled", [False, True])
+@pytest.mark.parametrize("tensor", ["x", "w", "grad"])
+def test_blocks_have_the_shape_that_the_recipe_says(tensor: str, tiled: bool) -> None:
+    """One large element costs the small ones of its block their bits: those of its strip of 128, or
+    of 128 rows."""
+    dimensions = {f"{each}_block_scaling_dim": 1 for each in ("x", "w", "grad")}
+    dimensions[f"{tensor}_block_scaling_dim"] = 2 if tiled else 1
+    engine = engine_for(scaling="block", **dimensions)
+    even, uneven = torch.eye(256, device=DEVICE), torch.eye(256, device=DEVICE) * 2.0**-14
+    uneven[0, 0] = 448.0
+    linear = nn.Linear(256, 256, bias=False, device=DEVICE)
+    with torch.no_grad():
+        linear.weight.copy_(uneven if tensor == "w" else even)
+    layer = engine.convert_linear(linear, "layer")
+    x = (uneven if tensor == "x" else even).clone().requires_grad_()
+    with engine.training_context():
+        output = layer(x)
+    output.backward((uneven if tensor == "grad" else even).to(output.dtype))
+    engine.after_backward()
+    found = x.grad if tensor == "grad" else output.detach()
+    assert found is not None
+    diagonal = found.float().diagonal()
+    assert diagonal[0].item() == 448.0
+    # Rows 1 to 127 share a tile with it, and no strip.
+    assert diagonal[1:128].unique().tolist() == [0.0 if tiled else 2.0**-14]
+    assert diagonal[128:].unique().tolist() == [2.0**-14]
+
+
+@pytest.mark.parametrize("fp8_format", ["E4M3", "HYBRID"])
+@pytest.mark.parametrize("backward", [None, "high_precision", "dequantized"])
+def test_backward_override_and_format_of_blocks(backward: str | None, fp8_format: str) -> None:
+    engine = engine_for(scaling="block", backward_override=backward, fp8_format=fp8_format)
+    assert (engine.fusion_refusal() is None) == (backward is None)
+    torch.manual_seed(0)
+    linear = nn.Linear(256, 512, bias=False, device=DEVICE)
+    layer = engine.convert_linear(linear, "layer")
+    x = inputs(0).requires_grad_()
+    gradient = torch.randn(64, 512, device=DEVICE).bfloat16()
+    with GemmWatch({"layer": layer}, x.shape) as watch:
+        with engine.training_context():
+            output = layer(x)
+        output.backward(gradient)
+        engine.after_backward()
+    seen = {gemm: next(iter(formats)) for gemm, formats in watch.seen["layer"].items()}
+    grad = "fp8_e5m2" if fp8_format == "HYBRID" else "fp8_e4m3"
+    assert seen == {
+        "fprop": ("fp8_e4m3", "fp8_e4m3"),
+        "dgrad": ("bf16", "bf16") if backward else (grad, "fp8_e4m3"),
+        "wgrad": ("bf16", "bf16") if backward else (grad, "fp8_e4m3"),
+    }
+    assert x.grad is not None
+    assert layer.weight.grad is not None
+    exact = gradient.double() @ linear.weight.double(), gradient.double().t() @ x.double()
+    for own, other in zip((x.grad, layer.weight.grad), exact, strict=True):
+        error = ((own.double() - other).norm() / other.norm()).item()
+        # bf16 rounds to 0.3 %, one operand in E4M3 to 2 or 3 %.
+        assert error < 0.01 if backward == "high_precision" else 0.01 < error < 0.1, error
 
 
 def test_state_goes_round_and_training_goes_on_equally() -> None:

@@ -185,8 +185,14 @@ def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
     assert adapted.fusion["not_because"] == {
         "self_attn.q_proj is kept: an adapter goes beside it": 2
     }
-    override = {**te, "override_linear_precision": [False, False, True]}
-    assert plan(make_spec(llama_config, recipe=override)).fusion["fused"] == 0
+    for fields in (
+        {"override_linear_precision": [False, False, True]},
+        {"scaling": "block", "backward_override": "dequantized"},
+    ):
+        made = plan(make_spec(llama_config, recipe={**te, **fields})).fusion
+        assert made["fused"] == 0
+        (reason,) = made["not_because"]
+        assert next(field for field in fields if field != "scaling") in reason
 
 
 def test_bf16_is_fused_on_a_gpu_and_the_loss_whatever_becomes_of_the_blocks(
@@ -329,6 +335,8 @@ def test_engines_that_cannot_run_here_are_planned_by_their_shape_rules(make_spec
     reason = "override_linear_precision keeps all three GEMMs in high precision"
     assert all_three.conversion["kept_because"][reason] == 2 * 7
     assert all_three.flops.fp8_share == 0.0
+    block = {"engine": "te", "scaling": "block", "backward_override": "high_precision"}
+    assert plan(make_spec(llama_config, recipe=block)).flops.fp8_share == pytest.approx(whole / 3)
 
 
 @pytest.mark.parametrize("separate", [False, True])

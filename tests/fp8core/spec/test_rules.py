@@ -37,6 +37,18 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         "/recipe/grad_block_scaling_dim",
         "cannot be multiplied",
     ),
+    (
+        {
+            "recipe": {
+                "engine": "te",
+                "scaling": "mxfp8",
+                "fp8_dpa": True,
+                "backward_override": "dequantized",
+            }
+        },
+        "/recipe/fp8_dpa",
+        "backward_override, which no fused MLP has",
+    ),
     ({"data": CHAT, "task": "masked_lm"}, "/data/format", "needs the format text, not chat"),
     ({"data": PROMPTS, "task": "masked_lm"}, "/data/format", "needs the format text"),
     ({"task": CLASSIFY}, "/data/format", "needs the format labelled, not text"),
