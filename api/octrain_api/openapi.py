@@ -27,7 +27,8 @@ come, and the proof of what FP8 did.
 
 Requests need `Authorization: Bearer oct_...`. Every error is an RFC 9457 problem document whose
 `type` leads to a page that explains it. Numbers that JSON cannot hold are the strings `"NaN"`,
-`"Infinity"` and `"-Infinity"`. New members and new values of enumerations may come within `/v1`.
+`"Infinity"` and `"-Infinity"`; whole numbers have 64 bits at most, wherever they stand. New
+members and new values of enumerations may come within `/v1`.
 All paths below `/v1` are served without it as well.
 """
 TAGS = {
@@ -160,6 +161,7 @@ def _name_schemas(schemas: dict[str, Any]) -> None:
             schemas[prefix + inner] = definition
         schemas[name] = schema
     _lift_unions(schemas)
+    _bound_changes(schemas)
     # Generators name classes by titles; those of the spec and of the service may be the same.
     for name, schema in schemas.items():
         schema["title"] = name
@@ -181,6 +183,14 @@ def _lift_unions(schemas: dict[str, Any]) -> None:
             mapping[value] = _REF.format(model=name)
         members.append({"$ref": mapping[value]})
     recipe["oneOf"] = members
+
+
+def _bound_changes(schemas: dict[str, Any]) -> None:
+    """Say of a job's changes what they are judged by: what they would make of its spec."""
+    changes, spec = (schemas[name]["properties"] for name in ("JobChanges", "JobSpec"))
+    for name in ("name", "notes", "priority"):
+        bounded = {key: value for key, value in spec[name].items() if key != "default"}
+        changes[name] = {**changes[name], **bounded}
 
 
 def _scopes_by_operation(app: FastAPI) -> Iterator[tuple[str, Scope | None]]:

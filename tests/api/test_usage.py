@@ -161,8 +161,11 @@ async def test_cpu_slots_count_apart_and_unclaimed_attempts_not(
 
 
 async def test_quotas_are_shown_and_checked(admin: Any) -> None:
-    for body in ({"queued": -1}, {"gpu_hours": "NaN"}, {"jobs": 1}):
+    too_many = {"queued": 2**31}, {"running": 2**63 - 1}
+    for body in ({"queued": -1}, {"gpu_hours": "NaN"}, {"jobs": 1}, *too_many):
         assert (await admin.put("/quotas/ada", json=body)).status_code == 422
+    most = {"queued": 2**31 - 1, "running": 2**31 - 1}
+    assert (await admin.put("/quotas/ada", json=most)).status_code == 200
     await admin.put("/quotas/eve", json={"running": 1, "gpu_hours": 2.5})
     await admin.put("/quotas/ada", json={})
     listed = (await admin.get("/quotas")).json()

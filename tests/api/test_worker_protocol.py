@@ -247,6 +247,24 @@ async def test_finish_twice_is_answered_twice(worker: Any, user: Any, running_jo
     assert sum(e["data"].get("to") == "succeeded" for e in events) == 1
 
 
+async def test_numbers_that_cannot_be_stored_are_refused(
+    worker: Any, running_job: str, lone_service: Any
+) -> None:
+    """And the largest that are taken can be, all files of an artifact together."""
+    url = f"{lone_service.settings.storage.artifact_url}/jobs/{running_job}/attempts/1/model"
+
+    async def register(count: int, size: int) -> int:
+        files = [{"path": str(n), "size": size, "sha256": "0" * 64} for n in range(count)]
+        answer = await worker.post("artifacts", kind="model", name="model", url=url, files=files)
+        return int(answer.status_code)
+
+    assert await register(2, 2**46 + 1) == 422
+    assert await register(100_000, 2**46) == 200
+    for code, status in ((2**31, 422), (-(2**31) - 1, 422), (2**31 - 1, 200)):
+        answer = await worker.finish("failed", "trainer_crashed", exit_code=code)
+        assert answer.status_code == status, answer.text
+
+
 async def test_a_released_attempt_costs_no_restart(
     worker: Any, user: Any, running_job: str
 ) -> None:

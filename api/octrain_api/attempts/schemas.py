@@ -131,11 +131,16 @@ class TelemetryAnswer(Wish):
     acknowledged_seq: int
 
 
+# All of them together are still a number of 64 bits.
+_MOST_FILES = 100_000
+_LARGEST_FILE = 2**46
+
+
 class ArtifactFile(BaseModel):
     """One file of an artifact, by its path below the artifact's URL."""
 
     path: str = Field(min_length=1, max_length=1024)
-    size: int = Field(ge=0)
+    size: int = Field(ge=0, le=_LARGEST_FILE)
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
 
@@ -150,7 +155,7 @@ class ArtifactRequest(Fenced):
     metric: Number | None = Field(
         default=None, description="of a checkpoint: the evaluation loss at its step"
     )
-    files: list[ArtifactFile] = Field(min_length=1, max_length=100_000)
+    files: list[ArtifactFile] = Field(min_length=1, max_length=_MOST_FILES)
 
 
 class ArtifactAnswer(BaseModel):
@@ -166,7 +171,7 @@ class FinishRequest(Fenced):
     reason: Reason
     detail: str | None = None
     step: int | None = Field(default=None, ge=0)
-    exit_code: int | None = None
+    exit_code: int | None = Field(default=None, ge=-(2**31), le=2**31 - 1)
     resumable: bool = False
 
 

@@ -2,6 +2,9 @@
 
 from pydantic import BaseModel, ConfigDict, Field
 
+# What the columns hold.
+_MOST_JOBS = 2**31 - 1
+
 
 class Quotas(BaseModel):
     """What an owner may use at most; null is no limit."""
@@ -12,10 +15,14 @@ class Quotas(BaseModel):
     )
 
     queued: int | None = Field(
-        default=None, ge=0, strict=True, description="jobs that wait in the queue"
+        default=None, ge=0, le=_MOST_JOBS, strict=True, description="jobs that wait in the queue"
     )
     running: int | None = Field(
-        default=None, ge=0, strict=True, description="jobs that hold a place on a node"
+        default=None,
+        ge=0,
+        le=_MOST_JOBS,
+        strict=True,
+        description="jobs that hold a place on a node",
     )
     gpu_hours: float | None = Field(
         default=None,

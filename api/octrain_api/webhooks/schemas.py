@@ -43,7 +43,11 @@ LabelFilter = Annotated[
         Annotated[str, Field(min_length=1, max_length=63, pattern=_NO_NUL)],
         Annotated[str, Field(max_length=255, pattern=_NO_NUL)],
     ],
-    Field(max_length=32, description="only events of jobs that have all of these labels"),
+    Field(
+        max_length=32,
+        description="only events of jobs that have all of these labels",
+        json_schema_extra={"additionalProperties": False},
+    ),
 ]
 
 EXAMPLE: dict[str, Any] = {
