@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from typing import Any
+from urllib.parse import urlsplit
 
 import schemathesis
 
@@ -18,12 +19,15 @@ REASONED: dict[tuple[str, str, str], str] = {
     ("*", "idempotency-key-reused", "*"): "which keys were used already",
     ("*", "bad-request", "*"): "a URL with a NUL",
     ("*", "url-too-long", "*"): "all parameters of a request together",
+    ("*", "head-too-large", "*"): "the URL and all headers of a request together",
     ("*", "body-too-large", "*"): "the operator's limit",
     ("*", "body-too-complex", "*"): "the operator's limit",
     ("*", "request-invalid", "text"): "NUL and half surrogates can be stored nowhere",
     ("create_job", "spec-invalid", "*"): "rules between the values of a spec, and of its model",
     ("clone_job", "spec-invalid", "*"): "what a patch makes of a spec is known when it is one",
     ("change_job", "spec-invalid", "*"): "what a patch makes of a spec is known when it is one",
+    ("clone_job", "request-invalid", "out_of_range"): "a patch is any JSON, with 64-bit numbers",
+    ("change_job", "request-invalid", "out_of_range"): "a patch is any JSON, with 64-bit numbers",
     ("start_job", "spec-invalid", "*"): "files and secrets that a spec names may be gone",
     ("create_job", "no-capable-node", "*"): "which nodes there are",
     ("clone_job", "no-capable-node", "*"): "which nodes there are",
@@ -49,6 +53,9 @@ REASONED: dict[tuple[str, str, str], str] = {
     ("change_key", "request-invalid", "past"): "what time it is",
 }
 
+# Paths of what this run has deleted.
+_deleted: set[str] = set()
+
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, **_: Any) -> None:
@@ -59,11 +66,31 @@ def before_call(context: Any, case: Any, **_: Any) -> None:
 
 
 @schemathesis.check
+def what_stays_tells_its_end(context: Any, response: Any, case: Any) -> None:
+    """What can be read after its DELETE says that it ended."""
+    url = urlsplit(response.request.url)
+    if response.status_code >= 300:
+        return
+    if case.method == "DELETE":
+        _deleted.add(url.path)
+        return
+    operation = case.operation.definition.raw.get("operationId", "")
+    if operation == "get_key" and url.path in _deleted:
+        assert response.json()["revoked_at"] is not None, f"{url.path} was revoked"
+    # A part of the trail need not hold its end.
+    if operation == "list_events" and not url.query:
+        last = response.json()["items"][-1]["kind"]
+        assert (last == "deleted") == (url.path.removesuffix("/events") in _deleted), (
+            f"{url.path} ends with {last}"
+        )
+
+
+@schemathesis.check
 def refusals_are_reasoned(context: Any, response: Any, case: Any) -> None:
     """A request that fits the document is refused only for what the document cannot say."""
     if case.meta is None or not case.meta.generation.mode.is_positive:
         return
-    if response.status_code not in (400, 413, 414, 415, 422):
+    if response.status_code not in (400, 413, 414, 415, 422, 431):
         return
     operation = case.operation.definition.raw.get("operationId", "")
     problem = response.json()
