@@ -11,6 +11,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
@@ -21,8 +22,15 @@ from fp8core.engines.weight_casts import WeightCasts
 __all__ = ["as_gemms_read_them", "kept_casts", "make_linear", "make_norm"]
 
 
-def make_linear(linear: nn.Linear, name: str, casts: WeightCasts) -> Any:
-    """A ``te.Linear`` over the Parameters of ``linear``; nothing is allocated."""
+def make_linear(
+    linear: nn.Linear, name: str, casts: WeightCasts, weight_dtype: torch.dtype | None = None
+) -> Any:
+    """A ``te.Linear`` over the Parameters of ``linear``; nothing is allocated.
+
+    ``weight_dtype``: what its GEMMs are given the weight in, where that is not its own. With
+    ``backward_override: high_precision`` Transformer Engine multiplies gradients in bf16 with the
+    weight as it came, and has no GEMM of bf16 with fp32.
+    """
     layer = _class("Linear")(
         linear.in_features,
         linear.out_features,
@@ -35,6 +43,7 @@ def make_linear(linear: nn.Linear, name: str, casts: WeightCasts) -> Any:
     if linear.bias is not None:
         layer.bias = linear.bias
     layer.__dict__["_weight_casts"] = casts
+    layer.__dict__["_weight_dtype"] = weight_dtype
     return layer
 
 
@@ -92,7 +101,9 @@ def _class(name: str) -> Any:
             return output
 
         def weights(self: Any) -> list[Any]:
-            return as_gemms_read_them(base._get_weight_tensors(self))
+            given = as_gemms_read_them(base._get_weight_tensors(self))
+            dtype = self.__dict__.get("_weight_dtype")  # not there while it is built
+            return given if dtype is None else [weight.to(dtype) for weight in given]
 
         def weight_quantizers(self: Any) -> list[Any]:
             return keep_columns_only(base._get_weight_quantizers(self))

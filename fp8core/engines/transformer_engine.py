@@ -129,6 +129,8 @@ class TransformerEngine:
         self._share: Callable[[Tensor], None] = lambda amaxes: None
         self._recomputation = Recomputation(self._first_run)
         self._casts = WeightCasts()
+        original = getattr(recipe, "backward_override", None) == "high_precision"
+        self._weight_dtype = self.compute_dtype if original else None
         # A kept cast stages no amax. With an interval, the updates that are due could then miss
         # every cast of the weights, and their scales would never change again.
         self._keeps_casts = recipe.scaling != "delayed" or recipe.interval == 1
@@ -177,7 +179,7 @@ class TransformerEngine:
                 self._is_enabled,
             )
         else:
-            layer = make_linear(linear, name, self._casts)
+            layer = make_linear(linear, name, self._casts, self._weight_dtype)
         self._linears[name] = layer
         return layer
 
