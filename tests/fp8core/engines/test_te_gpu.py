@@ -163,12 +163,19 @@ def test_interval_changes_scales_only_when_due_while_histories_advance() -> None
         assert changed == [0, 3, 6], scales
 
 
+@pytest.mark.parametrize("wgrad_high", [False, True])
 @pytest.mark.parametrize("algorithm", ["max", "most_recent"])
 @pytest.mark.parametrize("margin", [0, 2])
-def test_scales_follow_the_formula(algorithm: str, margin: int) -> None:
-    engine = engine_for(amax_history_len=4, amax_compute_algo=algorithm, margin=margin)
+def test_scales_follow_the_formula(algorithm: str, margin: int, wgrad_high: bool) -> None:
+    engine = engine_for(
+        amax_history_len=4,
+        amax_compute_algo=algorithm,
+        margin=margin,
+        override_linear_precision=[False, False, wgrad_high],
+    )
     net = converted(engine)
-    assert [layer.name for layer in net.children()] == ["first", "second"]
+    if not wgrad_high:
+        assert [layer.name for layer in net.children()] == ["first", "second"]
     amaxes = []
     for index in range(7):
         x = inputs(index, amplitude=10.0 / (index + 1))
@@ -178,6 +185,23 @@ def test_scales_follow_the_formula(algorithm: str, margin: int) -> None:
         expected = MAX["e4m3"] * 2.0**-margin / max(window)
         scale = engine.state_dict()["first/forward/scale"][0].item()
         assert scale == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("wgrad_high", [False, True])
+@pytest.mark.parametrize("scaling", ["delayed", "current"])
+def test_with_e4m3_gradients_are_cast_to_it_too(scaling: str, wgrad_high: bool) -> None:
+    override = [False, False, wgrad_high]
+    engine = engine_for(scaling=scaling, fp8_format="E4M3", override_linear_precision=override)
+    net = converted(engine)
+    for index in range(2):
+        step(engine, net, inputs(index))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step(engine, net, inputs(9))
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages() for _ in range(event.count)]
+    # Two of fprop, one of dgrad (the first layer's input is the data), two of wgrad.
+    assert sum("_qqtst_" in name for name in names) == (3 if wgrad_high else 5), names
+    assert not [name for name in names if "_qrtst_" in name]
 
 
 @pytest.mark.parametrize(

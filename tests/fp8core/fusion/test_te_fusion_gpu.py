@@ -182,6 +182,22 @@ def test_the_gemms_of_a_fused_block_run_in_fp8() -> None:
     assert backward == 8 * LAYERS, kernels
 
 
+def test_evaluation_of_fused_blocks_is_in_high_precision_unless_set() -> None:
+    for in_fp8 in (False, True):
+        model, engine = make("Llama"), engine_for(use_autocast_during_eval=in_fp8)
+        convert(model, engine, Conversion())
+        train(engine, model, 2)
+        before, batch = engine.state_dict(), batch_of(5, packed=False)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            with torch.no_grad(), engine.evaluation_context():
+                model(**fused_inputs(model, batch, torch.bfloat16), use_cache=False)
+            torch.cuda.synchronize()
+        found = sum(event.count for event in profile.key_averages() if "_qqtst_" in event.key)
+        assert found == (4 * LAYERS if in_fp8 else 0)
+        for key, value in engine.state_dict().items():
+            assert torch.equal(value, before[key]), key
+
+
 def test_interval_holds_the_scales_of_fused_blocks_while_histories_advance() -> None:
     model, engine = make("Llama"), engine_for(interval=3, amax_compute_algo="most_recent")
     convert(model, engine, Conversion())

@@ -132,20 +132,17 @@ def spec_for(**recipe: Any) -> Any:
     )
 
 
-def test_alarms_become_events_with_layer_tensor_and_step(tmp_path: Path) -> None:
-    spec = spec_for(amax_history_len=4)
+def recorded(path: Path, history: int, plant: Callable[[int, torch.Tensor], None]) -> list[Any]:
+    """The records of eight steps of one layer, whose inputs ``plant`` may change."""
+    spec = spec_for(amax_history_len=history)
     engine = create(spec.recipe, "cpu")
     torch.manual_seed(0)
     layer = engine.convert_linear(nn.Linear(16, 16), "block.up")
-    path = tmp_path / "telemetry.jsonl"
     with TelemetryWriter(path) as telemetry:
         health = FP8Health(spec, engine, telemetry)
         for step in range(1, 9):
             input = torch.randn(16, 16)
-            if step == 3:
-                input[0, 0] = float("inf")  # at a step that is not recorded
-            if step == 6:
-                input *= 1000.0
+            plant(step, input)
             if health.is_due(step):
                 health.begin()
             with engine.training_context():
@@ -154,7 +151,17 @@ def test_alarms_become_events_with_layer_tensor_and_step(tmp_path: Path) -> None
             engine.after_backward()
             if health.is_due(step):
                 health.end(step)
-    records = [record for record, _ in read_records(path)]
+    return [record for record, _ in read_records(path)]
+
+
+def test_alarms_become_events_with_layer_tensor_and_step(tmp_path: Path) -> None:
+    def plant(step: int, input: torch.Tensor) -> None:
+        if step == 3:
+            input[0, 0] = float("inf")  # at a step that is not recorded
+        if step == 6:
+            input.mul_(1000.0)
+
+    records = recorded(tmp_path / "telemetry.jsonl", 4, plant)
     assert [r["step"] for r in records if r["type"] == "metrics"] == [2, 4, 6, 8]
     events = [record for record in records if record["type"] == "event"]
     assert {event["kind"] for event in events} == {"fp8_alarm"}
@@ -166,3 +173,20 @@ def test_alarms_become_events_with_layer_tensor_and_step(tmp_path: Path) -> None
         (6, "saturation", "block.up", "input"),
     ]
     assert events[0]["message"].startswith("step 4: block.up input: 1 of the last 4 amaxes")
+
+
+def test_a_scale_that_an_infinity_holds_is_an_alarm_of_its_own(tmp_path: Path) -> None:
+    """An amax beyond its range, recorded while it is held, tells that it had to change."""
+
+    def plant(step: int, input: torch.Tensor) -> None:
+        if step == 3:
+            input[0, 0] = float("inf")
+        if step == 4:
+            input[0, 0] = 1000.0  # one of 256: no saturation to speak of
+
+    records = recorded(tmp_path / "telemetry.jsonl", 8, plant)
+    events = [record for record in records if record["type"] == "event"]
+    seen = [(event["data"]["step"], event["data"]["what"]) for event in events]
+    assert seen == [(4, "infinite_amax"), (6, "frozen_scale")]
+    assert (events[1]["data"]["layer"], events[1]["data"]["tensor"]) == ("block.up", "input")
+    assert "2 updates after an amax of 1000 exceeded" in events[1]["message"]
