@@ -241,10 +241,11 @@ def test_a_hub_model_from_the_local_cache(hub_cache, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)])
-def test_loading_takes_the_memory_of_one_copy(save_llama, tmp_path, dtype):
-    """Peak memory while loading, in a process of its own, page cache of the file included.
+def test_loading_and_converting_take_the_memory_of_one_copy(save_llama, tmp_path, dtype):
+    """Peak memory while loading and converting, in a process of its own, page cache of the file
+    included.
 
-    A small model comes first, so that the code which loads is in memory before it is measured.
+    A small model comes first, so that the code which does it is in memory before it is measured.
     """
     _, small = save_llama(folder="small")
     model, folder = save_llama(
@@ -254,18 +255,27 @@ def test_loading_takes_the_memory_of_one_copy(save_llama, tmp_path, dtype):
     script = f"""
         import torch
         from transformers.models.llama import modeling_llama
+        from fp8core.conversion import convert
+        from fp8core.engines import create
         from fp8core.models import load
         from fp8core.spec import parse_spec
         torch.set_num_threads(1)
         def spec(folder):
             return parse_spec({{"model": {{"source": "path", "path": folder}}, "training":
-                {{"sequence_length": 64}}, "data": {{"source": "builtin"}}, "recipe": {{}}}})
+                {{"sequence_length": 64}}, "data": {{"source": "builtin"}},
+                "recipe": {{"engine": "emulated"}}}})
+        def prepared(folder):
+            wanted = spec(folder)
+            model = load(wanted, device="cpu", dtype=torch.{dtype}).model
+            report = convert(model, create(wanted.recipe, "cpu"), wanted.conversion)
+            assert len(report.converted) >= 14
+            return model
         def peak():
             status = open("/proc/self/status").read()
             return int(status.split("VmHWM:")[1].split()[0]) * 1024
-        load(spec({str(small)!r}), device="cpu", dtype=torch.{dtype})
+        prepared({str(small)!r})
         before = peak()
-        model = load(spec({str(folder)!r}), device="cpu", dtype=torch.{dtype}).model
+        model = prepared({str(folder)!r})
         print(peak() - before)
     """
     done = subprocess.run(
