@@ -101,6 +101,50 @@ def test_a_loss_is_told(
     assert additions == [], "what is added breaks nobody"
 
 
+def _unbounded(schema: Any, schemas: dict[str, Any], path: str, seen: set[str]) -> list[str]:
+    """Where the schema takes whole numbers of any size."""
+    if isinstance(schema, list):
+        return [
+            found
+            for index, inner in enumerate(schema)
+            for found in _unbounded(inner, schemas, f"{path}/{index}", seen)
+        ]
+    if not isinstance(schema, dict):
+        return []
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        if name in seen:
+            return []
+        seen.add(name)
+        return _unbounded(schemas[name], schemas, name, seen)
+    if schema.get("type") == "integer" and not {"enum", "const"} & set(schema):
+        low = {"minimum", "exclusiveMinimum"} & set(schema)
+        high = {"maximum", "exclusiveMaximum"} & set(schema)
+        return [] if low and high else [path]
+    plain = {"default", "enum", "example", "examples", "const"}
+    return [
+        found
+        for key, inner in schema.items()
+        if key not in plain
+        for found in _unbounded(inner, schemas, f"{path}/{key}", seen)
+    ]
+
+
+def test_whole_numbers_that_are_taken_are_bounded(
+    document: dict[str, Any], operations: dict[str, dict[str, Any]]
+) -> None:
+    """Some column, or 64 bits, end what can be stored: a client is told where."""
+    schemas, seen = document["components"]["schemas"], set[str]()
+    assert _unbounded({"anyOf": [{"type": "integer", "minimum": 0}]}, {}, "", set()) == ["/anyOf/0"]
+    found = [
+        place
+        for identifier, operation in operations.items()
+        for taken in (operation.get("requestBody", {}), operation.get("parameters", []))
+        for place in _unbounded(taken, schemas, identifier, seen)
+    ]
+    assert found == []
+
+
 def test_operations_are_described(
     document: dict[str, Any], operations: dict[str, dict[str, Any]]
 ) -> None:

@@ -50,7 +50,7 @@ Integer = Annotated[int, Strict()]
 class _Head(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    fencing_token: Integer
+    fencing_token: Integer = Field(ge=0, le=2**62)
     first_seq: Integer = Field(ge=1, le=MAX_STEP)
     count: Integer = Field(ge=0, le=MAX_RECORDS)
     records: list[tuple[Integer, dict[str, Any]]] = Field(max_length=MAX_RECORDS)

@@ -96,16 +96,18 @@ class Claim(Wish):
 class Fenced(BaseModel):
     """Every write after the claim carries the token of the claim."""
 
-    fencing_token: int
+    fencing_token: int = Field(ge=0, le=2**62)
 
 
 class HeartbeatRequest(Fenced):
     """The supervisor lives; what its trainer does."""
 
     phase: str | None = Field(default=None, max_length=64)
-    step: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0, le=2**62)
     lease_number: int | None = Field(
         default=None,
+        ge=0,
+        le=2**62,
         description="the lease that it holds: that of the last answer it has got. A lease that "
         "ends sooner than the one before counts only once it is named here",
     )
@@ -121,7 +123,7 @@ class HeartbeatAnswer(Wish):
 class TelemetryRequest(Fenced):
     """Records `first_seq`, `first_seq + 1`, ... of the supervisor's own numbering."""
 
-    first_seq: int = Field(ge=1)
+    first_seq: int = Field(ge=1, le=2**62)
     records: list[dict[str, Any]] = Field(max_length=20_000)
 
 
@@ -149,7 +151,7 @@ class ArtifactRequest(Fenced):
 
     kind: Literal["checkpoint", "model", "report", "conversion", "log", "telemetry"]
     name: str = Field(min_length=1, max_length=256)
-    step: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0, le=2**62)
     url: str = Field(min_length=1, max_length=4096)
     best: bool = False
     metric: Number | None = Field(
@@ -170,7 +172,7 @@ class FinishRequest(Fenced):
     outcome: Outcome
     reason: Reason
     detail: str | None = None
-    step: int | None = Field(default=None, ge=0)
+    step: int | None = Field(default=None, ge=0, le=2**62)
     exit_code: int | None = Field(default=None, ge=-(2**31), le=2**31 - 1)
     resumable: bool = False
 

@@ -127,7 +127,7 @@ async def get_job(
     wait: Annotated[
         float, Query(ge=0, le=_MAX_WAIT, description="seconds to wait for what is not known yet")
     ] = 0,
-    since_version: Annotated[int | None, Query(ge=0, description="with `wait`")] = None,
+    since_version: Annotated[int | None, Query(ge=0, le=2**62, description="with `wait`")] = None,
     if_none_match: Annotated[str | None, Header(max_length=LONGEST_TAGS)] = None,
 ) -> Any:
     """One job. `If-None-Match` can give 304; with `wait` the answer comes at the next change.

@@ -11,10 +11,10 @@ Text = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
 class Gpu(BaseModel):
     """One CUDA device."""
 
-    index: int = Field(ge=0)
+    index: int = Field(ge=0, le=2**31 - 1)
     name: Text
-    memory_bytes: int = Field(ge=0)
-    compute_capability: str | list[int] | None = None
+    memory_bytes: int = Field(ge=0, le=2**62)
+    compute_capability: str | list[Annotated[int, Field(ge=0, le=1000)]] | None = None
 
 
 class EngineState(BaseModel):
