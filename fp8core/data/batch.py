@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fp8core.spec.recipe import TOKEN_MULTIPLE
+
 __all__ = ["IGNORED", "PADDING_DOCUMENT", "TOKEN_MULTIPLE", "Batch", "round_up"]
 
 IGNORED = -100
@@ -14,9 +16,6 @@ IGNORED = -100
 
 PADDING_DOCUMENT = -1
 """The document id of padding."""
-
-TOKEN_MULTIPLE = 16
-"""Sequence lengths are multiples of this: FP8 GEMMs need it of every dimension."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from fp8core.data.batch import Batch, round_up
+from fp8core.data.batch import Batch
 from fp8core.data.collate import Collator
 from fp8core.data.rows import Row, RowStream, empty_row, nothing_to_learn
 from fp8core.errors import DataInvalid
@@ -225,8 +225,6 @@ def _deal(rows: list[Row], batch_size: int, world: int) -> list[list[Row]]:
 
 def _count_tokens(counts: Statistics, shares: list[list[Row]], collator: Collator) -> None:
     for share in shares:
-        longest = max(len(row.ids) for row in share)
-        width = round_up(collator.sequence_length if collator.packed else longest)
         tokens = sum(len(row.ids) for row in share)
         counts.tokens += tokens
-        counts.padding += width * len(share) - tokens
+        counts.padding += collator.width(share) * len(share) - tokens

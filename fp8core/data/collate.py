@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fp8core.data.batch import IGNORED, PADDING_DOCUMENT, Batch, round_up
+from fp8core.data.batch import IGNORED, PADDING_DOCUMENT, TOKEN_MULTIPLE, Batch, round_up
 from fp8core.data.order import Purpose, hash_numbers, uniform
 from fp8core.data.rows import Row
 from fp8core.data.tokenizers import Tokenizer
@@ -71,7 +71,7 @@ class MaskedTokens:
 
 @dataclass(frozen=True)
 class Collator:
-    """Pads rows to one length, a multiple of 16.
+    """Pads rows to one length, a multiple of ``multiple``.
 
     Packed batches have the length ``sequence_length`` rounded up, whatever their rows hold;
     unpacked ones that of their longest row. Padding stands at the end, has no labels and the
@@ -83,11 +83,16 @@ class Collator:
     packed: bool
     pad_id: int
     masking: MaskedTokens | None = None
+    multiple: int = TOKEN_MULTIPLE
+
+    def width(self, rows: Sequence[Row]) -> int:
+        """The length of each row of a batch of these."""
+        longest = self.sequence_length if self.packed else max(len(row.ids) for row in rows)
+        return round_up(longest, self.multiple)
 
     def __call__(self, rows: Sequence[Row], first_row_number: int) -> Batch:
         """A batch [len(rows), T]; ``first_row_number`` is that of the first row in the run."""
-        longest = self.sequence_length if self.packed else max(len(row.ids) for row in rows)
-        shape = (len(rows), round_up(longest))
+        shape = (len(rows), self.width(rows))
         ids = np.full(shape, self.pad_id, dtype=np.int64)
         labels = np.full(shape, IGNORED, dtype=np.int64)
         documents = np.full(shape, PADDING_DOCUMENT, dtype=np.int32)

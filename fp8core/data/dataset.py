@@ -19,6 +19,7 @@ from fp8core.data.rows import DocumentFeed, RowStream, SingleRows, SplitRows, Wh
 from fp8core.data.sources import open_source
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.errors import DataInvalid
+from fp8core.spec.recipe import token_multiple
 
 __all__ = ["Corpus", "TrainingData", "open_corpus", "open_dataset"]
 
@@ -175,7 +176,9 @@ def open_dataset(
     masking = None
     if spec.task == "masked_lm":
         masking = MaskedTokens(tokenizer, training.mask_probability, training.seed)
-    collator = Collator(spec.task, length, packed, tokenizer.pad_id, masking)
+    collator = Collator(
+        spec.task, length, packed, tokenizer.pad_id, masking, token_multiple(spec.recipe)
+    )
     order = EpochOrder(
         corpus.training,
         seed=spec.data.shuffle_seed,

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fp8core.engines.protocol import TOKEN_MULTIPLE, AmaxSharing, NormDescription
+from fp8core.engines.protocol import AmaxSharing, NormDescription
 from fp8core.engines.state_check import check_state
-from fp8core.spec.recipe import AmpRecipe
+from fp8core.spec.recipe import TOKEN_MULTIPLE, AmpRecipe
 
 if TYPE_CHECKING:
     from fp8core.fusion.parts import BlockParts

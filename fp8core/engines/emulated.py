@@ -27,13 +27,13 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.engines.emulated_layers import EmulatedLinear, EmulatedNorm, QuantizedTensor
-from fp8core.engines.protocol import TOKEN_MULTIPLE, AmaxSharing, NormDescription
+from fp8core.engines.protocol import AmaxSharing, NormDescription
 from fp8core.engines.state_check import check_state
 from fp8core.numerics.casts import E4M3, E5M2, Float8Format, measure_amax, quantize
 from fp8core.numerics.current_scaling import current_scale
 from fp8core.numerics.delayed_scaling import AmaxHistories, AmaxHistory, DelayedScaling, Scales
 from fp8core.numerics.health import HealthRecorder
-from fp8core.spec.recipe import EmulatedCurrent, EmulatedDelayed
+from fp8core.spec.recipe import TOKEN_MULTIPLE, EmulatedCurrent, EmulatedDelayed
 
 __all__ = ["EmulatedEngine", "linear_refusal"]
 

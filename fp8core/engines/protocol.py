@@ -15,12 +15,6 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-TOKEN_MULTIPLE = 16
-"""Tokens of a micro-batch must be a multiple of this: FP8 kernels need it in the wgrad GEMM.
-
-Every engine asks for it, the baselines too, so that all of them see the same batches.
-"""
-
 
 @dataclass(frozen=True)
 class Availability:

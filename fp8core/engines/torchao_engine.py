@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from fp8core.engines.blocks import find_blocks
 from fp8core.engines.emulated import linear_refusal
 from fp8core.engines.protocol import (
-    TOKEN_MULTIPLE,
     AmaxSharing,
     Availability,
     NormDescription,
@@ -32,7 +31,7 @@ from fp8core.engines.protocol import (
 from fp8core.engines.state_check import check_state
 from fp8core.engines.torchao_health import HealthReader, LayerHealth
 from fp8core.errors import EngineUnsupported
-from fp8core.spec.recipe import TorchaoRecipe
+from fp8core.spec.recipe import TOKEN_MULTIPLE, TorchaoRecipe
 
 __all__ = ["TorchaoEngine", "availability"]
 

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import (
-    TOKEN_MULTIPLE,
     AmaxSharing,
     Availability,
     NormDescription,
@@ -53,6 +52,7 @@ from fp8core.engines.te_state import (
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.errors import EngineUnsupported
 from fp8core.numerics.landing import Landing
+from fp8core.spec.recipe import token_multiple
 
 if TYPE_CHECKING:
     from fp8core.fusion.parts import BlockParts
@@ -99,7 +99,6 @@ class TransformerEngine:
     """One te recipe on one CUDA device for one model; the process must hold no other."""
 
     name = "te"
-    token_multiple = TOKEN_MULTIPLE
     compute_dtype = torch.bfloat16
     gradient_scaler = None
     fuses_what_it_keeps = False
@@ -114,6 +113,7 @@ class TransformerEngine:
         forget_modules()
         self.recipe = recipe
         self.device = device
+        self.token_multiple = token_multiple(recipe)
         self._te = te
         self._te_recipe = native_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))

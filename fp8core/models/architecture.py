@@ -19,6 +19,7 @@ from fp8core.data.batch import round_up
 from fp8core.errors import ModelUnavailable, SpecRefused, TrainingError
 from fp8core.models.source import ModelSource
 from fp8core.spec import JobSpec
+from fp8core.spec.recipe import token_multiple
 
 __all__ = [
     "VOCABULARY_MULTIPLE",
@@ -202,10 +203,12 @@ def _check_length(spec: JobSpec, source: ModelSource, config: Any) -> None:
             pointer="/training/sequence_length",
         )
     # In a packed row padding has position 0; elsewhere positions go on over it.
-    if not spec.data.packing and round_up(length) > longest:
+    multiple = token_multiple(spec.recipe)
+    padded = round_up(length, multiple)
+    if not spec.data.packing and padded > longest:
         raise SpecRefused(
-            f"{length} tokens are padded to {round_up(length)}, a multiple of 16, and "
-            f"{source.label} has only {longest} positions{why}; ask for a multiple of 16",
+            f"{length} tokens are padded to {padded}, a multiple of {multiple}, and "
+            f"{source.label} has only {longest} positions{why}; ask for a multiple of {multiple}",
             pointer="/training/sequence_length",
         )
 

@@ -30,7 +30,7 @@ from fp8core.fusion.documents import is_plainly_causal
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion, fused_forward
 from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import JobSpec
-from fp8core.spec.recipe import high_precision_gemms
+from fp8core.spec.recipe import high_precision_gemms, token_multiple
 
 __all__ = ["KeptBytes", "dry_run"]
 
@@ -150,7 +150,8 @@ def _goes_by_documents(model: Any, spec: JobSpec, compute: torch.dtype) -> bool:
 
 
 def _batch(spec: JobSpec) -> Batch:
-    shape = (spec.training.batch_size, round_up(spec.training.sequence_length))
+    length = round_up(spec.training.sequence_length, token_multiple(spec.recipe))
+    shape = (spec.training.batch_size, length)
     zeros = torch.zeros(shape, dtype=torch.int64)
     packed = spec.data.packing
     return Batch(

@@ -198,6 +198,16 @@ Recipe = Annotated[
     TERecipe | TorchaoRecipe | EmulatedRecipe | AmpRecipe, Field(discriminator="engine")
 ]
 
+TOKEN_MULTIPLE = 16
+"""Of which the tokens of a micro-batch are a multiple, as FP8 kernels need it in the wgrad GEMM;
+without FP8 too, so that all recipes see the same batches."""
+
+
+def token_multiple(recipe: Recipe) -> int:
+    """`TOKEN_MULTIPLE`, or twice that: MXFP8 and the Hadamard transform of NVFP4 take 32 values."""
+    in_blocks = getattr(recipe, "scaling", None) in ("mxfp8", "nvfp4")
+    return 2 * TOKEN_MULTIPLE if in_blocks else TOKEN_MULTIPLE
+
 
 def high_precision_gemms(recipe: Recipe) -> tuple[bool, bool, bool]:
     """Which of fprop, dgrad and wgrad of converted layers ``recipe`` takes out of FP8."""

@@ -104,7 +104,7 @@ class PrecisionTable:
         fused, together = _fused_modules(self._conversion)
         inside = {name for groups in together.values() for group in groups for name in group}
         modules = {name: layer for name, layer in layers.items() if name not in inside} | fused
-        small = _beginning(batch, _rows(layers, together))
+        small = _beginning(batch, _rows(layers, together, engine.token_multiple))
         state = dict(engine.state_dict())
         devices = [engine.device] if engine.device.type == "cuda" else []
         with (
@@ -154,15 +154,16 @@ def _fused_modules(conversion: ConversionReport) -> tuple[dict[str, nn.Module], 
     return modules, {name: layers for name, (_, layers) in found.items()}
 
 
-def _rows(layers: dict[str, nn.Module], together: Together) -> int:
+def _rows(layers: dict[str, nn.Module], together: Together, multiple: int) -> int:
     """So many rows of 16 tokens that no layer has as many features as rows, nor as tokens.
 
-    Nor have the layers that are one GEMM together.
+    Nor have the layers that are one GEMM together. Their tokens are a multiple of ``multiple``.
     """
     features = {side for layer in layers.values() for side in layer.weight.shape}  # type: ignore[union-attr]
     for names in chain.from_iterable(together.values()):
         features.add(sum(layers[name].weight.shape[0] for name in names))  # type: ignore[index, misc]
-    return next(n for n in count(1) if not {n, n * TOKEN_MULTIPLE} & features)
+    step = multiple // TOKEN_MULTIPLE
+    return next(n for n in count(step, step) if not {n, n * TOKEN_MULTIPLE} & features)
 
 
 def _beginning(batch: Batch, rows: int) -> Batch:

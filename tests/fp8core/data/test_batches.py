@@ -28,6 +28,23 @@ from tests.fp8core.data.documents import (
 )
 
 
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("scaling", ["delayed", "mxfp8", "nvfp4"])
+def test_rows_are_padded_to_what_the_recipe_multiplies(
+    make_spec: Spec, scaling: str, packing: bool
+) -> None:
+    spec = make_spec(
+        recipe={"engine": "te", "scaling": scaling},
+        data={"source": "builtin", "packing": packing, "epochs": 1},
+        training={"sequence_length": 40, "batch_size": 3},
+    )
+    data = open_dataset(spec, tokenizer_for("causal_lm"), corpus=None)
+    seen = [batch.input_ids for _, batch in zip(range(4), data.train, strict=False)]
+    assert {ids.shape[1] for ids in seen} == ({48} if scaling == "delayed" else {64})
+    held = data.train.statistics
+    assert held.tokens + held.padding == sum(ids.numel() for ids in seen)
+
+
 @pytest.mark.parametrize(("kind", "packing", "task"), KINDS)
 def test_shapes_padding_and_positions(
     corpus_spec: Spec, kind: str, packing: bool | None, task: str

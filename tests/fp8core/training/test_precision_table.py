@@ -13,7 +13,7 @@ import torch
 from fp8core.telemetry import read_records
 from fp8core.training.assemble import Assembled
 from fp8core.training.outcome import RunResult
-from fp8core.training.precision_table import PrecisionTable
+from fp8core.training.precision_table import PrecisionTable, _rows
 
 Job = Callable[..., Path]
 TrainHere = Callable[..., tuple[RunResult, Path]]
@@ -175,3 +175,13 @@ def test_a_model_that_cannot_be_measured_trains_all_the_same(
     assert "16 tokens are not enough" in event["message"]
     assert table_of(workdir)["rows"]["gemm_compute"]["layers"] == []
     assert table_of(workdir)["rows"]["weights"]["bytes"] > 0
+
+
+@pytest.mark.parametrize(("multiple", "expected"), [(16, 1), (32, 2)])
+def test_the_probe_has_as_many_tokens_as_the_engine_takes(multiple: int, expected: int) -> None:
+    assert _rows({"a": torch.nn.Linear(8, 64)}, {}, multiple) == expected
+    # 32 tokens in two rows could be taken for the features of this one, as could 2.
+    crowded = {"a": torch.nn.Linear(16, 32)}
+    rows = _rows(crowded, {}, multiple)
+    assert rows > expected
+    assert rows * 16 % multiple == 0
