@@ -7,6 +7,7 @@ the formula; a cast is a search in that list.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import math
 import os
 import subprocess
@@ -18,6 +19,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
+if torch.cuda.is_available() and importlib.util.find_spec("transformer_engine"):
+    # Before any test computes: where the system has another cuDNN than PyTorch's, Transformer
+    # Engine loads parts of the one after PyTorch has loaded parts of the other, and fails
+    # ("undefined symbol" in libcudnn_cnn); later tests would skip or fail for that alone.
+    with contextlib.suppress(ImportError, OSError, RuntimeError):
+        import transformer_engine.pytorch  # noqa: F401
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a GPU"))
 
 
 @dataclass(frozen=True)
