@@ -63,13 +63,14 @@ def make_norm(norm: NormDescription) -> Any:
     return layer
 
 
-def as_gemms_read_them(weights: list[Any]) -> list[Any]:
-    """The same values row after row in memory.
+def as_gemms_read_them(weights: list[Any], *, in_fp8: bool) -> list[Any]:
+    """The same values row after row in memory, where the GEMMs read the weights themselves.
 
     Transformer Engine's GEMMs take a tensor's address and its shape, never its strides: of the view
     of a weight that the model keeps transposed they would read other values, and raise nothing.
+    Casts to FP8 go by the strides, and a copy made for them would be kept for the backward pass.
     """
-    return [weight.contiguous() for weight in weights]
+    return weights if in_fp8 else [weight.contiguous() for weight in weights]
 
 
 def kept_casts(name: str, module: Any, casts: WeightCasts) -> Iterator[tuple[str, Any]]:
@@ -101,8 +102,10 @@ def _class(name: str) -> Any:
             return output
 
         def weights(self: Any) -> list[Any]:
-            given = as_gemms_read_them(base._get_weight_tensors(self))
             dtype = self.__dict__.get("_weight_dtype")  # not there while it is built
+            # With one, GEMMs of the backward pass read the weight beside its cast.
+            in_fp8 = self.fp8 and dtype is None
+            given = as_gemms_read_them(base._get_weight_tensors(self), in_fp8=in_fp8)
             return given if dtype is None else [weight.to(dtype) for weight in given]
 
         def weight_quantizers(self: Any) -> list[Any]:

@@ -258,7 +258,7 @@ def _class(name: str) -> Any:
     def weights(self: Any) -> list[Tensor]:
         """One for each GEMM."""
         joined = [join([linear.weight for linear in linears]) for linears in self._gemm_linears]
-        return as_gemms_read_them(joined)
+        return as_gemms_read_them(joined, in_fp8=self.fp8)
 
     def weight_quantizers(self: Any) -> list[Any]:
         return keep_columns_only(base._get_weight_quantizers(self))
