@@ -1,20 +1,22 @@
-"""What watching FP8 health costs on a GPU: trainings with it beside trainings without.
+"""What watching FP8 health costs on a GPU: recorded steps beside the plain ones around them.
 
     python benchmarks/health_cost.py [--sizes 100M 400M 1.2B] [--recipes delayed current block
-        torchao] [--layers N] [--periods 5]
+        torchao] [--layers N] [--periods 12]
 
-Each case is trained three times through the product's own loop, telemetry and alarms included, with
-one seed and so the same batches: without FP8 health, with ``telemetry.fp8_every_steps`` 10, and
-without once more. Steps differ in length with the documents in them, so that each ten steps are
-compared with the same ten of the two trainings around. Printed are the median over all tens of what
-recording one of them adds, with the quartiles; the same of the second training without beside the
-first, which is the noise; a step's milliseconds; how long the first step took, and the longest of
-those that are left out (torchao compiles in them).
+Each case is trained twice through the product's own loop, telemetry and alarms included: with
+``telemetry.fp8_every_steps`` 10, and without health. All rows are of one text without an end, so
+that no step has other documents, and other attention, than the next. Steps are told apart by their
+place behind the last recorded one, 0 to 9, and each place has the median of its times in all
+periods; what recording adds to ten steps is the sum of the ten medians less ten times that of the
+places 5 to 9, which lie farthest from it. The same of the training without health is the noise.
+Quartiles are those of 200 draws of periods with replacement. Printed too are a plain step's
+milliseconds, how long the first step took, and the longest of those that are left out (torchao
+compiles in them).
 
 Llamas of 0.1, 0.4 and 1.2 billion parameters, the last with Llama-3.2-1B's widths; 4 x 2048 tokens
 a step. ``--layers`` gives them another number of blocks: what is recorded grows with them as the
 step does, compiling takes less. All cases run one after the other in one process, which saves the
-imports of each.
+imports of each. ``--device cpu --recipes emulated`` tries the benchmark itself.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import random
 import statistics
 import tempfile
 from itertools import pairwise
@@ -33,7 +36,9 @@ import torch
 from fp8core.commands.train import run_train
 from fp8core.telemetry import read_records
 
-EVERY, WARM_UP = 10, 25
+EVERY, WARM_UP, DRAWS = 10, 25, 200
+FAR = range(5, EVERY)
+ROWS, LENGTH = 4, 2048
 
 SIZES: dict[str, dict[str, int]] = {
     "100M": {
@@ -61,29 +66,32 @@ RECIPES: dict[str, dict[str, Any]] = {
     "current": {"engine": "te", "scaling": "current"},
     "block": {"engine": "te", "scaling": "block"},
     "torchao": {"engine": "torchao", "scaling": "tensorwise"},
+    "emulated": {"engine": "emulated", "amax_history_len": 16},
 }
 
 
-def spec(shape: dict[str, int], recipe: dict[str, Any], steps: int, every: int) -> dict[str, Any]:
+def spec(
+    shape: dict[str, int], recipe: dict[str, Any], steps: int, every: int, device: str
+) -> dict[str, Any]:
     return {
         "model": {
             "source": "config",
             "config": {
                 "model_type": "llama",
                 "vocab_size": 512,
-                "max_position_embeddings": 2048,
+                "max_position_embeddings": LENGTH,
                 **shape,
             },
         },
         "tokenizer": {"source": "bytes"},
-        "data": {"source": "builtin"},
+        "data": {"source": "text", "path": "text.txt"},
         "recipe": recipe,
         "conversion": {"small_gemm": "off"},
-        "training": {"steps": steps, "batch_size": 4, "sequence_length": 2048},
+        "training": {"steps": steps, "batch_size": ROWS, "sequence_length": LENGTH},
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},
         "telemetry": {"fp8_every_steps": every},
-        "resources": {"device": "cuda"},
+        "resources": {"device": device},
     }
 
 
@@ -92,6 +100,9 @@ def times_of_steps(job: dict[str, Any]) -> tuple[dict[int, float], float]:
     with tempfile.TemporaryDirectory() as folder:
         path, workdir = Path(folder, "spec.json"), Path(folder, "run")
         path.write_text(json.dumps(job))
+        letters = random.Random(0).choices("abcdefghij klmno ", k=2 * ROWS * LENGTH)
+        tokens = job["training"]["steps"] * ROWS * LENGTH
+        Path(folder, "text.txt").write_text("".join(letters) * (tokens // len(letters) + 1))
         code = run_train(path, workdir, [])
         if code:
             raise SystemExit((workdir / "result.json").read_text())
@@ -113,20 +124,23 @@ def times_of_steps(job: dict[str, Any]) -> tuple[dict[int, float], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    every_gpu = [name for name in RECIPES if name != "emulated"]
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=every_gpu)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--layers", type=int, help="blocks, where not those of the size")
-    parser.add_argument("--periods", type=int, default=5, help="of ten steps, in each training")
+    parser.add_argument("--periods", type=int, default=12, help="of ten steps, in each training")
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     chosen = parser.parse_args()
     steps = WARM_UP + EVERY * chosen.periods
     for size in chosen.sizes:
         shape = SIZES[size] | ({"num_hidden_layers": chosen.layers} if chosen.layers else {})
         for recipe in chosen.recipes:
             name = f"{size} x {shape['num_hidden_layers']} {recipe}"
-            found = []
-            for every in (0, EVERY, 0):
-                times, began = times_of_steps(spec(shape, RECIPES[recipe], steps, every))
-                found.append([times[WARM_UP + EVERY * n] for n in range(chosen.periods + 1)])
+            found = {}
+            for every in (EVERY, 0):
+                job = spec(shape, RECIPES[recipe], steps, every, chosen.device)
+                times, began = times_of_steps(job)
+                found[every] = periods(times, steps)
                 early = max(times[s + 1] - times[s] for s in range(1, WARM_UP))
                 print(
                     f"{name}, fp8_every_steps {every}: first step after "
@@ -135,25 +149,41 @@ def main() -> None:
                 )
                 # The next training has the GPU and the compiled code of this one for itself.
                 gc.collect()
-                torch.cuda.empty_cache()
+                if chosen.device == "cuda":
+                    torch.cuda.empty_cache()
                 torch._dynamo.reset()
-            report(name, *([end - start for start, end in pairwise(times)] for times in found))
+            plain = statistics.median(time for period in found[0] for time in period)
+            print(
+                f"{name}: recording every {EVERY}th step adds {share(found[EVERY])}, "
+                f"{1000 * plain:.2f} ms a plain step; noise {share(found[0])}",
+                flush=True,
+            )
 
 
-def report(name: str, before: list[float], recorded: list[float], after: list[float]) -> None:
-    plain = [(one + other) / 2 for one, other in zip(before, after, strict=True)]
-    print(
-        f"{name}: recording every {EVERY}th step adds {shares(plain, recorded)}, "
-        f"{1000 * statistics.median(plain) / EVERY:.2f} ms a plain step; "
-        f"noise {shares(before, after)}",
-        flush=True,
-    )
+def periods(times: dict[int, float], steps: int) -> list[list[float]]:
+    """Seconds of the steps of each period; the first is one whose number is a multiple of ten.
+
+    A step's time is that from the record before it to its own. Records of a GPU come a step late,
+    so that the first step of a period takes up the figures of the last plain one.
+    """
+    lengths = {later: times[later] - times[step] for step, later in pairwise(sorted(times))}
+    first = WARM_UP + (-WARM_UP) % EVERY
+    starts = range(first, steps - EVERY + 1, EVERY)
+    return [[lengths[start + place] for place in range(EVERY)] for start in starts]
 
 
-def shares(plain: list[float], other: list[float]) -> str:
-    found = [100 * (b - a) / a for a, b in zip(plain, other, strict=True)]
-    low, median, high = statistics.quantiles(found, n=4)
-    return f"{median:+.2f} % (quartiles {low:+.2f} to {high:+.2f})"
+def added(found: list[list[float]]) -> float:
+    """Per cent that recording adds to ten steps."""
+    medians = [statistics.median(place) for place in zip(*found, strict=True)]
+    plain = statistics.median(period[place] for period in found for place in FAR)
+    return 100 * (sum(medians) / (EVERY * plain) - 1)
+
+
+def share(found: list[list[float]]) -> str:
+    draw = random.Random(0)
+    drawn = [added(draw.choices(found, k=len(found))) for _ in range(DRAWS)]
+    low, _, high = statistics.quantiles(drawn, n=4)
+    return f"{added(found):+.2f} % (quartiles {low:+.2f} to {high:+.2f})"
 
 
 if __name__ == "__main__":
