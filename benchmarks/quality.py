@@ -15,9 +15,11 @@ alone. Speeds are then those of ``--timed-steps`` steps of each recipe, trained 
 
 Each row leaves ``OUT/SHAPE-STEPS-ROW.json``, or ``OUT/SHAPE-timed-ROW.json``, and one that is there
 is not run again: rows can be spread over many short calls. ``--table`` prints what is there as
-Markdown: mean losses of the last steps, the gap to ``bf16`` there and on average behind the first
-tenth, tokens a second, and the seconds of training until the smoothed loss was first as low as
-``bf16``'s at the end. ``--dry-run``: tiny, on a CPU, te's rows by `emulated`.
+Markdown: the loss on text held out from training (twenty times in a row; by default every recipe
+evaluates in high precision, so that it is the weights that are compared), its gap to ``bf16``'s,
+the mean gap of the losses in training behind the first tenth, tokens a second, and the steps and
+seconds of training until the held-out loss was as low as the row that ends highest reaches.
+``--dry-run``: tiny, on a CPU, te's rows by `emulated`.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ from statistics import fmean, median
 from typing import Any
 
 LAST = 20
-"""Steps over which losses are averaged."""
+"""Steps over which losses of training are averaged."""
+EVALUATIONS = 20
+"""How often in a row the loss on held-out text is taken."""
 
 SHAPES: dict[str, dict[str, int]] = {
     "dry": {"hidden": 32, "mlp": 64, "layers": 2, "heads": 2, "kv_heads": 2},
@@ -109,8 +113,16 @@ def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, A
             "optimizer": {"lr": chosen.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1},
             "schedule": {"name": "cosine", "warmup_steps": max(1, order.steps // 20)},
         },
-        "evaluation": {"every_steps": 0, "fraction": 0.0},
-        "checkpoint": {"every_steps": 0, "final": False},
+        "evaluation": (
+            {"every_steps": 0, "fraction": 0.0}
+            if order.timed
+            else {
+                "every_steps": max(1, order.steps // EVALUATIONS),
+                "fraction": 0.05,
+                "max_batches": 8,
+            }
+        ),
+        "checkpoint": {"every_steps": 0, "keep_best": 0, "final": False},
         "telemetry": {"fp8_every_steps": 0},
         "resources": {"device": "cpu" if chosen.dry_run else "cuda"},
     }
@@ -162,7 +174,7 @@ def run(
     spec, workdir = folder / f"{name}.json", folder / name
     spec.write_text(json.dumps(spec_of(order, chosen, folder / "text.jsonl")))
     trainers.train(spec, workdir)
-    losses, seconds, tokens = [], [], []
+    losses, seconds, tokens, held_out = [], [], [], []
     for line in (workdir / "telemetry.jsonl").read_text().splitlines():
         record = json.loads(line)
         if record["type"] == "metrics" and "train/loss" in record["values"]:
@@ -170,6 +182,8 @@ def run(
             losses.append(round(float(values["train/loss"]), 5))
             seconds.append(round(float(values["perf/step_seconds"]), 5))
             tokens.append(float(values["perf/tokens_per_second"]))
+        if record["type"] == "metrics" and "eval/loss" in record["values"]:
+            held_out.append((record["step"], round(float(record["values"]["eval/loss"]), 5)))
     report = json.loads((workdir / "report.json").read_bytes())
     return {
         "row": order.row,
@@ -183,6 +197,7 @@ def run(
         # The first steps build kernels.
         "tokens_per_second": median(tokens[len(tokens) // 5 :]),
         "losses": losses,
+        "held_out": held_out,
         "seconds": seconds,
     }
 
@@ -212,10 +227,18 @@ def smoothed(losses: list[float]) -> list[float]:
     return [fmean(losses[max(0, end - LAST) : end]) for end in range(1, len(losses) + 1)]
 
 
-def steps_to(loss: float, losses: list[float]) -> int | None:
-    """Steps until the smoothed loss is first ``loss`` or less."""
-    reached = (step for step, value in enumerate(smoothed(losses), start=1) if value <= loss)
-    return next(reached, None)
+def steps_to(loss: float, held_out: list[tuple[int, float]]) -> float | None:
+    """Steps until the loss on held-out text is first ``loss`` or less, between evaluations by a
+    straight line."""
+    before: tuple[int, float] | None = None
+    for step, value in held_out:
+        if value <= loss:
+            if before is None:
+                return step
+            share = (before[1] - loss) / (before[1] - value)
+            return before[0] + share * (step - before[0])
+        before = (step, value)
+    return None
 
 
 def timed_row(row: str) -> str:
@@ -244,28 +267,29 @@ def results(folder: Path, shape: str, steps: int) -> list[dict[str, Any]]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     base = next((found for found in rows if found["row"] == "bf16"), rows[0])
-    curve = smoothed(base["losses"])
-    target, settled = curve[-1], len(curve) // 10
+    curve, settled = smoothed(base["losses"]), len(base["losses"]) // 10
+    # What every row reaches; other seeds hold other text out.
+    target = max(f["held_out"][-1][1] for f in rows if not f["row"].endswith("_seed"))
     lines = [
         f"{base['shape']}: {base['parameters']:,} parameters, {base['steps']} steps, "
-        f"{base['device']}, torch {base['torch']}; losses are means of the last {LAST} steps",
+        f"{base['device']}, torch {base['torch']}",
         "",
-        f"| row | loss | to {base['row']} | mean gap | ms a step | tokens/s | "
-        f"steps to {base['row']}'s loss | seconds |",
+        f"| row | loss on held-out text | to {base['row']} | mean gap in training | ms a step | "
+        f"tokens/s | steps to {target:.4f} | seconds |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for found in rows:
-        own = smoothed(found["losses"])
+        own, last = smoothed(found["losses"]), found["held_out"][-1][1]
         gaps = [a - b for a, b in zip(own[settled:], curve[settled:], strict=True)]
-        needed, speed = steps_to(target, found["losses"]), found.get("milliseconds")
+        needed, speed = steps_to(target, found["held_out"]), found.get("milliseconds")
         cells = [
             found["row"],
-            f"{own[-1]:.4f}",
-            f"{own[-1] - target:+.4f}",
+            f"{last:.4f}",
+            f"{last - base['held_out'][-1][1]:+.4f}",
             f"{fmean(gaps):+.4f}",
             "" if speed is None else f"{speed:.1f}",
             "" if speed is None else f"{found['tokens_per_second']:,.0f}",
-            "not reached" if needed is None else str(needed),
+            "not reached" if needed is None else f"{needed:.0f}",
             "" if needed is None or speed is None else f"{needed * speed / 1000:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -273,7 +297,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Losses by step, and by seconds where speeds are known; repeats are the noise, in grey."""
+    """Held-out losses by step, and by seconds where speeds are known; repeats in grey."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -282,8 +306,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(12, 4.5))
     shown = 0
     for found in rows:
-        losses = smoothed(found["losses"])
-        steps = range(1, len(losses) + 1)
+        steps, losses = zip(*found["held_out"], strict=True)
         if found["row"].endswith(("_again", "_seed")):
             by_step.plot(steps, losses, color="0.7", linewidth=0.8, zorder=1)
             continue
@@ -292,7 +315,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
         by_step.plot(steps, losses, **look)
         if "milliseconds" in found:
             by_time.plot([step * found["milliseconds"] / 1000 for step in steps], losses, **look)
-    by_step.set(xlabel="step", ylabel=f"loss, mean of {LAST} steps", yscale="log")
+    by_step.set(xlabel="step", ylabel="loss on held-out text", yscale="log")
     by_time.set(xlabel="seconds of training", yscale="log")
     for axes in (by_step, by_time):
         axes.grid(alpha=0.3)
