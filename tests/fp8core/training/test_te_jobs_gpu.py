@@ -39,6 +39,16 @@ ON_GPU: dict[str, Any] = {
     "checkpoint": {"every_steps": 0, "keep_best": 0},
     "telemetry": {"fp8_every_steps": 0},
 }
+# Wide enough for the kernels of fused blocks.
+FUSED = {
+    "config": {
+        "attention_dropout": 0.0,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+}
 E4M3, E5M2, BF16 = "fp8_e4m3", "fp8_e5m2", "bf16"
 
 
@@ -99,6 +109,14 @@ def gemms(entry: dict[str, Any]) -> dict[str, list[str]]:
         (
             {"engine": "te", "fp8_format": "E4M3"},
             {"fprop": [E4M3, E4M3], "dgrad": [E4M3, E4M3], "wgrad": [E4M3, E4M3]},
+        ),
+        (
+            {"engine": "te", "scaling": "block"},
+            {"fprop": [E4M3, E4M3], "dgrad": [E4M3, E4M3], "wgrad": [E4M3, E4M3]},
+        ),
+        (
+            {"engine": "te", "scaling": "block", "backward_override": "high_precision"},
+            {"fprop": [E4M3, E4M3], "dgrad": [BF16, BF16], "wgrad": [BF16, BF16]},
         ),
         (
             {"engine": "te", "override_linear_precision": [False, True, True]},
@@ -190,6 +208,47 @@ def test_fallback_and_its_resume(
     assert rows[FAULTY]["to"] is None
 
 
+def test_a_fused_block_falls_back_and_stays_so_after_a_resume(
+    job: Job, train_here: TrainHere, series: Series, tmp_path: Path
+) -> None:
+    """The fault lies in the fused form of one MLP, from step 3 on. What a fused block computes is
+    seen as a whole, so that all its layers go back; those of the other block stay."""
+    stop = StopRequest()
+
+    def fault(assembled: Assembled, *, until: int | None) -> None:
+        assert assembled.conversion.fusion is not None
+        blocks = {block.name: block for block in assembled.conversion.fusion.blocks}
+        mlp = blocks["model.layers.1"].mlp
+        compute, now = assembled.learner.gradients, 0
+        if mlp is not None:
+            kernel: Any = mlp.norm_mlp
+            mlp.norm_mlp = lambda x: kernel(x) * (math.nan if now >= 3 else 1.0)  # type: ignore[assignment]
+
+        def gradients(step: int, *arguments: Any, **options: Any) -> Tensor:
+            nonlocal now
+            now = step
+            stop.requested = until is not None and step >= until
+            return compute(step, *arguments, **options)
+
+        assembled.learner.gradients = gradients  # type: ignore[method-assign]
+
+    parts = {**ON_GPU, "conversion": {"fuse": "auto", "small_gemm": "off"}, "model": FUSED}
+    spec = job(**parts, training={"on_divergence": "fallback_bf16"})
+    workdir = tmp_path / "w"
+    train_here(spec, workdir, plant=lambda a: fault(a, until=4), stop=stop)
+    stop.requested = False
+    result, _ = train_here(spec, workdir, plant=lambda a: fault(a, until=None))
+    assert result.step == 6
+    (event,) = events(workdir, "fallback_bf16")
+    assert event["data"]["step"] == 3
+    assert {".".join(name.split(".")[:3]) for name in event["data"]["layers"]} == {"model.layers.1"}
+    assert all(math.isfinite(value) for value in series(workdir, "train/loss").values())
+    rows = {r["name"]: r for r in json.loads((workdir / "conversion.json").read_bytes())}
+    for layer in ("gate_proj", "up_proj", "down_proj"):
+        assert "put back into high precision" in rows[f"model.layers.1.mlp.{layer}"]["reason"]
+        assert rows[f"model.layers.0.mlp.{layer}"]["group"] == "model.layers.0.mlp"
+
+
 def test_adapters_beside_te_layers(job: Job, train_here: TrainHere, tmp_path: Path) -> None:
     base = tmp_path / "base"
     config = LlamaConfig(
@@ -252,16 +311,7 @@ def test_a_job_of_gpt2_goes_on_with_its_scales(
 
 
 def test_the_precision_table_of_fused_blocks(job: Job, train_here: TrainHere) -> None:
-    parts = {**ON_GPU, "conversion": {"fuse": "auto", "small_gemm": "off"}}
-    parts["model"] = {
-        "config": {
-            "attention_dropout": 0.0,
-            "hidden_size": 128,
-            "intermediate_size": 256,
-            "num_attention_heads": 2,
-            "num_key_value_heads": 1,
-        }
-    }
+    parts = {**ON_GPU, "conversion": {"fuse": "auto", "small_gemm": "off"}, "model": FUSED}
     _, workdir = train_here(job(**parts, training={"steps": 2}))
     assert not events(workdir, "precision_not_measured")
     rows = {r["name"]: r for r in json.loads((workdir / "conversion.json").read_bytes())}
