@@ -145,6 +145,7 @@ def document(app: FastAPI) -> dict[str, Any]:
     for path in made["paths"].values():
         for method, operation in path.items():
             _complete(method, operation, scopes[operation["operationId"]], components)
+    _write_whole_bounds(made)
     return made
 
 
@@ -191,6 +192,22 @@ def _bound_changes(schemas: dict[str, Any]) -> None:
     for name in ("name", "notes", "priority"):
         bounded = {key: value for key, value in spec[name].items() if key != "default"}
         changes[name] = {**changes[name], **bounded}
+
+
+def _write_whole_bounds(part: Any) -> None:
+    """Bounds of whole numbers as such: the framework made floats of them, and 2**62 as a float is
+    written with fewer digits than it has.
+    """
+    if isinstance(part, list):
+        for inner in part:
+            _write_whole_bounds(inner)
+    elif isinstance(part, dict):
+        if part.get("type") == "integer":
+            for bound in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"):
+                if bound in part:
+                    part[bound] = int(part[bound])
+        for inner in part.values():
+            _write_whole_bounds(inner)
 
 
 def _scopes_by_operation(app: FastAPI) -> Iterator[tuple[str, Scope | None]]:

@@ -52,6 +52,11 @@ async def test_samples_are_read_back_once_and_in_order(worker: Any, user: Any) -
     assert len(await read(user, worker.node_id, "?seconds=15")) == 2
 
 
+async def test_samples_of_one_moment_are_all_stored(worker: Any, user: Any) -> None:
+    assert (await post(worker, sample(5, 0.5), sample(5, 0.7))).json() == {"stored": 2}
+    assert len(await read(user, worker.node_id)) == 2
+
+
 async def test_many_samples_are_means(worker: Any, user: Any) -> None:
     await post(worker, *[sample(100 - n, n / 100, cpu_utilization=n / 100) for n in range(100)])
     found = await read(user, worker.node_id, "?max_points=10")

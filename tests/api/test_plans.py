@@ -65,6 +65,20 @@ async def test_a_node_plans_while_the_asker_waits(worker: Any, user: Any, spec: 
     assert plan_key("ada", resolved) != plan_key("bob", resolved)
 
 
+@pytest.mark.parametrize("found", [{"result": PLAN | {"layer\x00": "\x00"}}, {"problem": "\x00"}])
+async def test_what_a_node_writes_is_cleaned(
+    worker: Any, user: Any, spec: Any, found: dict[str, Any]
+) -> None:
+    """Names in a plan are those of somebody's model: whatever they hold, there is a plan."""
+    await user.post("/jobs:validate?wait=0", json=spec)
+    question = await take(worker)
+    assert question is not None
+    assert await tell(worker, question["key"], **found)
+    report = (await user.post("/jobs:validate?wait=0", json=spec)).json()
+    told = report["plan"]["layer\ufffd"] if "result" in found else report["plan_detail"]
+    assert told == "\ufffd"
+
+
 async def test_an_invalid_spec_is_told_as_post_would(worker: Any, user: Any, spec: Any) -> None:
     wrong = spec | {"recipe": {"engine": "emulated", "amax_hist_len": 3}, "training": {"steps": 0}}
     report = await user.post("/jobs:validate", json=wrong)

@@ -247,18 +247,19 @@ async def test_finish_twice_is_answered_twice(worker: Any, user: Any, running_jo
     assert sum(e["data"].get("to") == "succeeded" for e in events) == 1
 
 
-async def test_numbers_that_cannot_be_stored_are_refused(
+async def test_what_cannot_be_stored_is_refused(
     worker: Any, running_job: str, lone_service: Any
 ) -> None:
-    """And the largest that are taken can be, all files of an artifact together."""
+    """And the largest numbers that are taken can be, all files of an artifact together."""
     url = f"{lone_service.settings.storage.artifact_url}/jobs/{running_job}/attempts/1/model"
 
-    async def register(count: int, size: int) -> int:
+    async def register(count: int, size: int, name: str = "model") -> int:
         files = [{"path": str(n), "size": size, "sha256": "0" * 64} for n in range(count)]
-        answer = await worker.post("artifacts", kind="model", name="model", url=url, files=files)
+        answer = await worker.post("artifacts", kind="model", name=name, url=url, files=files)
         return int(answer.status_code)
 
     assert await register(2, 2**46 + 1) == 422
+    assert await register(1, 1, name="mo\x00del") == 422
     assert await register(100_000, 2**46) == 200
     for code, status in ((2**31, 422), (-(2**31) - 1, 422), (2**31 - 1, 200)):
         answer = await worker.finish("failed", "trainer_crashed", exit_code=code)

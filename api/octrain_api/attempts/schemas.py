@@ -150,7 +150,7 @@ class ArtifactRequest(Fenced):
     """Files that lie complete in the artifact store."""
 
     kind: Literal["checkpoint", "model", "report", "conversion", "log", "telemetry"]
-    name: str = Field(min_length=1, max_length=256)
+    name: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")
     step: int | None = Field(default=None, ge=0, le=2**62)
     url: str = Field(min_length=1, max_length=4096)
     best: bool = False

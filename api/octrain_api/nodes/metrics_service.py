@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
+from operator import itemgetter
 from statistics import fmean
 from typing import Any
 
@@ -61,9 +62,9 @@ class NodeMetricService:
         ]
         new = await self._metrics.add(node_id, rows)
         await self._metrics.forget(node_id, keep)
-        fresh = sorted((times[s.id], s) for s in samples if s.id in new and s.gpus)
+        fresh = [(times[s.id], s) for s in samples if s.id in new and s.gpus]
         if fresh:
-            await self._note_activity(node_id, fresh)
+            await self._note_activity(node_id, sorted(fresh, key=itemgetter(0)))
         return len(new)
 
     async def _note_activity(

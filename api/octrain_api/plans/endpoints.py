@@ -31,9 +31,9 @@ async def validate_job(
 ) -> ValidationReport:
     """Say everything of a job that can be known before it is submitted. Stores no job.
 
-    Always 200 for a body that is JSON: `valid` and `errors` say what POST /jobs would. A node
-    works out parameters, conversion, memory and FLOPs from the spec alone; the answer is kept for
-    an hour.
+    Always 200 for a body whose values can be stored: `valid` and `errors` say what POST /jobs
+    would. A node works out parameters, conversion, memory and FLOPs from the spec alone; the
+    answer is kept for an hour.
     """
     body = await read_spec(request, context)
     deadline = time.monotonic() + wait

@@ -14,6 +14,7 @@ from octrain_api.models import Node, PlanRequest
 from octrain_api.nodes.repository import NodeRepository
 from octrain_api.nodes.schemas import NodeObject
 from octrain_api.nodes.service import NodeService
+from octrain_api.numbers import clean
 from octrain_api.plans import warnings
 from octrain_api.plans.history import like_jobs
 from octrain_api.plans.key import plan_key
@@ -109,10 +110,10 @@ class PlanService:
     ) -> bool:
         """Store what the node found; whether it was still wanted of it."""
         await self._node(node_id, node_name)
-        problem = answer.problem
-        if answer.result is None and not problem:
+        result, problem = clean(answer.result), clean(answer.problem)
+        if result is None and not problem:
             problem = "The node gave no reason."
-        stored = await self._plans.answer(key, node_id, answer.result, problem)
+        stored = await self._plans.answer(key, node_id, result, problem)
         if stored:
             await notify_job(self._session, key)
         return stored
