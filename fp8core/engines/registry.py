@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fp8core.engines import torchao_engine, transformer_engine
+from fp8core.engines import te_availability, torchao_engine, transformer_engine
 from fp8core.engines.amp import AmpEngine
 from fp8core.engines.emulated import EmulatedEngine
 from fp8core.engines.protocol import Availability, Engine
@@ -25,7 +25,7 @@ def availability(recipe: Recipe, device: torch.device | str) -> Availability:
     """Whether ``recipe`` can run on ``device`` in this process, and every reason why not."""
     device = torch.device(device)
     if recipe.engine == "te":
-        return transformer_engine.availability(recipe, device)
+        return te_availability.availability(recipe, device)
     if isinstance(recipe, TorchaoRecipe):
         return torchao_engine.availability(recipe, device)
     reasons: list[str] = []

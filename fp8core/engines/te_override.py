@@ -206,3 +206,16 @@ def _quantize(quantizer: Any, tensor: Tensor, transposed: bool) -> Any:
     # A bare container of plain tensors, which can be saved for the backward pass one by one.
     quantizer.internal = True
     return quantizer(tensor.contiguous())
+
+
+def current_quantizer(recipe: Any, tensor: str, device: torch.device) -> Any:
+    """That of current scaling for ``input``, ``weight`` or ``grad_output``."""
+    import transformer_engine_torch as tex
+    from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
+
+    in_e5m2 = tensor == "grad_output" and recipe.fp8_format == "HYBRID"
+    return Float8CurrentScalingQuantizer(
+        tex.DType.kFloat8E5M2 if in_e5m2 else tex.DType.kFloat8E4M3,
+        device,
+        force_pow_2_scales=recipe.use_power_2_scales,
+    )

@@ -60,6 +60,23 @@ class OwnDelayedState:
                 ),
             )
 
+    def quantizer(self, name: str, tensor: str, first_run: ForwardScales | None) -> Any:
+        """That of a layer's ``input``, ``weight`` or ``grad_output``, which stages its amax.
+
+        ``first_run``: of what is computed again, the scales it was cast with; it stages nothing.
+        """
+        from transformer_engine.pytorch.tensor.float8_tensor import Float8Quantizer
+
+        if tensor == "grad_output":
+            state, column, dtype = self.backward[name], 0, self.backward_dtype
+        else:
+            state, dtype = self.forward[name], self.forward_dtype
+            column = FORWARD_COLUMNS.index(tensor)
+        scale, staged = state.scale[column], state.amax_history[0][column].reshape(1)
+        if first_run is not None and tensor != "grad_output":
+            scale, staged = first_run[name][column], torch.zeros_like(staged)
+        return Float8Quantizer(scale, staged, dtype)
+
     def update(self, forward: bool, share: Callable[[Tensor], None] = lambda amaxes: None) -> None:
         """Rotate the histories and recompute the scales, with Transformer Engine's own kernel.
 

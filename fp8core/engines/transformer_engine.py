@@ -8,9 +8,6 @@ name, and nothing is imported before an engine is asked for: the package may be 
 from __future__ import annotations
 
 import functools
-import importlib.util
-import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import pairwise
@@ -21,19 +18,18 @@ from torch import Tensor, nn
 
 from fp8core.engines.protocol import (
     AmaxSharing,
-    Availability,
     NormDescription,
 )
 from fp8core.engines.state_check import check_state
 from fp8core.engines.te_attention_state import (
-    attention_obstacles,
     attention_states,
     attention_tensors,
     begin_attention,
 )
+from fp8core.engines.te_availability import availability
 from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.engines.te_modules import kept_casts, make_linear, make_norm
-from fp8core.engines.te_override import OverrideLinear
+from fp8core.engines.te_override import OverrideLinear, current_quantizer
 from fp8core.engines.te_recipe import feature_multiple, native_recipe
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
@@ -57,42 +53,8 @@ from fp8core.spec.recipe import token_multiple
 if TYPE_CHECKING:
     from fp8core.fusion.parts import BlockParts
 
-_OLDEST = (2, 20)
 HIGH_PRECISION = (True, True, True)
 ALL_FP8 = (False, False, False)
-
-
-def availability(recipe: Any, device: torch.device) -> Availability:
-    """Whether Transformer Engine can run ``recipe`` on ``device``; its own reasons where not."""
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return Availability(False, ("Transformer Engine runs on CUDA devices only",))
-    if importlib.util.find_spec("transformer_engine") is None:
-        return Availability(False, ("Transformer Engine is not installed (see README, GPU nodes)",))
-    version: str | None = None
-    try:
-        # The bare meta package raises RuntimeError, a missing library OSError or FileNotFoundError.
-        import transformer_engine
-
-        version = str(transformer_engine.__version__)
-        if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST:
-            needed = ".".join(map(str, _OLDEST))
-            reason = f"Transformer Engine {version} is too old; {needed} or later is needed"
-            return Availability(False, (reason,), version)
-        import transformer_engine.pytorch as te
-    except Exception as error:
-        return Availability(False, (f"Transformer Engine does not import: {error}",), version)
-    checks: dict[str, Callable[..., tuple[bool, str]]] = {
-        "mxfp8": te.is_mxfp8_available,
-        "nvfp4": te.is_nvfp4_available,
-        "block": te.is_fp8_block_scaling_available,
-    }
-    scaling = getattr(recipe, "scaling", "delayed")
-    ok, reason = checks.get(scaling, te.is_fp8_available)(return_reason=True)
-    reasons = [] if ok else [str(reason)]
-    if getattr(recipe, "fp8_dpa", False):
-        capability = torch.cuda.get_device_capability(device)
-        reasons += attention_obstacles(scaling, capability, os.environ)
-    return Availability(not reasons, tuple(reasons), version)
 
 
 class TransformerEngine:
@@ -321,29 +283,10 @@ class TransformerEngine:
         yield from attention_states(self._attentions, direction)
 
     def _quantizer(self, name: str, tensor: str) -> Any:
-        import transformer_engine_torch as tex
-        from transformer_engine.pytorch.tensor.float8_tensor import (
-            Float8CurrentScalingQuantizer,
-            Float8Quantizer,
-        )
-
         if self._own is None:
-            backward = tensor == "grad_output" and self.recipe.fp8_format == "HYBRID"
-            return Float8CurrentScalingQuantizer(
-                tex.DType.kFloat8E5M2 if backward else tex.DType.kFloat8E4M3,
-                self.device,
-                force_pow_2_scales=self.recipe.use_power_2_scales,
-            )
-        if tensor == "grad_output":
-            state, column, dtype = self._own.backward[name], 0, self._own.backward_dtype
-        else:
-            state, dtype = self._own.forward[name], self._own.forward_dtype
-            column = 0 if tensor == "input" else 1
-        scale, staged = state.scale[column], state.amax_history[0][column].reshape(1)
+            return current_quantizer(self.recipe, tensor, self.device)
         repeated = self._recomputation.repeated
-        if repeated is not None and repeated.scales is not None and tensor != "grad_output":
-            scale, staged = repeated.scales[name][column], torch.zeros_like(staged)
-        return Float8Quantizer(scale, staged, dtype)
+        return self._own.quantizer(name, tensor, None if repeated is None else repeated.scales)
 
     # Figures and state
 
