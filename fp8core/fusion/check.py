@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fp8core.fusion.blocks import FusedBlock
-from fp8core.fusion.parts import BlockParts
+from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
 
-__all__ = ["BOUND", "BOUNDS", "difference", "refusal"]
+__all__ = ["BOUND", "BOUNDS", "difference", "narrowed", "refusal"]
 
 BOUNDS = {torch.float64: 1e-5, torch.float32: 1e-4, torch.bfloat16: 0.05, torch.float16: 0.02}
 """The largest difference allowed, relative to the 2-norm of what is compared, by compute dtype.
@@ -27,22 +28,39 @@ BOUND = BOUNDS[torch.bfloat16]
 
 _ROWS, _LENGTH = 2, 128
 _DOCUMENTS = (0, 80, 128, 144, 256)
+_SMALL = 2.0**-9
+"""Values whose squares are about as large as what norms add to a variance, so that it shows."""
+_NARROW = 40
+
+
+def narrowed(halves: Halves) -> Halves | None:
+    """``halves`` with a window that shows in the rows compared; None where theirs does, if any.
+
+    A window beyond those rows hides nothing in them, and attention that forgot it would pass.
+    """
+    attention = halves.attention
+    if attention is None or attention.window is None or attention.window < _LENGTH:
+        return None
+    return replace(halves, attention=replace(attention, window=_NARROW))
 
 
 def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles | None) -> str | None:
     """Why ``block`` must not be fused; None where all that is compared agrees.
 
-    Random inputs of two rows, once each a sequence and once with documents packed in them.
+    Random inputs of two rows, once each a sequence, and once small ones with documents packed in
+    them.
     """
     parameter = next(block.layer.parameters())
     device = parameter.device
     dtype = torch.bfloat16 if device.type == "cuda" else parameter.dtype
     bound = BOUNDS[dtype]
     packed = torch.tensor(_DOCUMENTS, dtype=torch.int32, device=device)
-    for sequences in (Sequences(_ROWS, _LENGTH), Sequences(_ROWS, _LENGTH, packed)):
-        kind = "packed documents" if sequences.bounds is not None else "whole rows"
+    for kind, size, sequences in (
+        ("whole rows", 1.0, Sequences(_ROWS, _LENGTH)),
+        ("packed documents", _SMALL, Sequences(_ROWS, _LENGTH, packed)),
+    ):
         try:
-            found = difference(block, parts, angles, sequences, dtype)
+            found = difference(block, parts, angles, sequences, dtype, size)
         except torch.OutOfMemoryError:
             raise
         # The kernels of a fused part may refuse shapes and masks in their own ways.
@@ -64,17 +82,20 @@ def difference(
     angles: RotaryAngles | None,
     sequences: Sequences,
     dtype: torch.dtype,
+    size: float = 1.0,
 ) -> dict[str, float]:
     """How far the fused block is from the plain one, by what is compared, relative in 2-norm.
 
-    The residual is taken off the output: beside it, what a block adds would be small.
+    ``size``: the standard deviation of the inputs. The residual is taken off the output: beside
+    it, what a block adds would be small.
     """
     layer: Any = block.layer
     parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
     device = next(layer.parameters()).device
     generator = torch.Generator(device=device).manual_seed(0)
     shape = (sequences.rows, sequences.length, _width(block))
-    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+    x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
+    x = (size * x).to(dtype)
     along = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
     window = block.attention.half.window if block.attention is not None else None
     options = _options(layer, sequences, angles, dtype, window)

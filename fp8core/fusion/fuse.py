@@ -175,22 +175,44 @@ def _proved(
 ) -> FusedBlock | None:
     """The block with as many halves fused as agree with the plain ones."""
     attention, mlp = halves.attention, halves.mlp
-    choices = [(attention, mlp), (attention, None), (None, mlp)]
-    for choice in dict.fromkeys(pair for pair in choices if any(pair)):
+    both = (attention, mlp)
+    of_both = ""
+    for choice in dict.fromkeys(
+        pair for pair in (both, (attention, None), (None, mlp)) if any(pair)
+    ):
         halves.attention, halves.mlp = choice
-        try:
-            block = FusedBlock(name, layer, halves, parts, angles)
-        except torch.OutOfMemoryError:
-            raise
-        # An engine may refuse what it is asked to build in its own ways.
-        except Exception as error:
-            reason: str | None = f"it cannot be built: {type(error).__name__}: {error}"
+        narrow = check.narrowed(halves)
+        tried = None if narrow is None else _tried(name, layer, narrow, parts, angles)
+        if isinstance(tried, FusedBlock):
+            # It was to show what the parts make of a window; its own is wider.
+            parts.forget(tried.made)
+        if not isinstance(tried, str):
+            tried = _tried(name, layer, halves, parts, angles)
+        if isinstance(tried, FusedBlock):
+            if of_both and choice[1] is None:
+                halves.reasons.append(of_both)  # attention alone agrees: it is the MLP
+            return tried
+        if all(both) and choice == both:
+            of_both = tried
         else:
-            reason = check.refusal(block, parts, angles)
-            if reason is None:
-                return block
-            parts.forget(block.made)
-        if not all(choice) or attention is None or mlp is None:
-            halves.reasons.append(str(reason))
+            halves.reasons.append(tried)
     halves.attention = halves.mlp = None
     return None
+
+
+def _tried(
+    name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles | None
+) -> FusedBlock | str:
+    """The block with ``halves`` fused, or why it must not be; its parts are forgotten then."""
+    try:
+        block = FusedBlock(name, layer, halves, parts, angles)
+    except torch.OutOfMemoryError:
+        raise
+    # An engine may refuse what it is asked to build in its own ways.
+    except Exception as error:
+        return f"it cannot be built: {type(error).__name__}: {error}"
+    reason = check.refusal(block, parts, angles)
+    if reason is None:
+        return block
+    parts.forget(block.made)
+    return reason

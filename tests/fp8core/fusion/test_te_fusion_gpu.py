@@ -54,7 +54,10 @@ def make(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> An
     )
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() > 1 and "embed" not in name:
+            if parameter.dim() == 1:
+                # Biases, and the weights of norms: at 0 and 1 one that was left out would not show.
+                parameter.add_(torch.empty_like(parameter).uniform_(-0.3, 0.3))
+            elif "embed" not in name:
                 parameter.normal_(0.0, 0.06)
     return model.to(DEVICE, dtype).train()
 
