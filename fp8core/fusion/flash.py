@@ -48,8 +48,9 @@ def flash_attention(
     tokens = [part.flatten(0, 1).contiguous() for part in (query, key, value)]
     bounds = sequences.bounds
     if bounds is None:
-        begins = range(0, sequences.rows * sequences.length + 1, sequences.length)
-        bounds = torch.tensor(list(begins), dtype=torch.int32, device=query.device)
+        # Made where they are used: a copy of numbers from the host would wait for the device.
+        end, length = sequences.rows * sequences.length, sequences.length
+        bounds = torch.arange(0, end + 1, length, dtype=torch.int32, device=query.device)
     output: Tensor = torch.ops.aten._flash_attention_forward(
         *tokens,
         bounds,

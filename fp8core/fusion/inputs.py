@@ -29,13 +29,13 @@ def fused_inputs(model: nn.Module, batch: Batch, compute_dtype: torch.dtype) -> 
     fusion = _fusion_of(model)
     fused = fusion is not None and bool(fusion.blocks)
     by_documents = getattr(config, "_attn_implementation", None) == BY_DOCUMENTS
-    unmasked = batch.causal and batch.packed
-    sequences = Sequences.of(batch) if fused or unmasked else None
+    sequences = Sequences.of(batch) if fused or batch.causal else None
     if sequences is None:
         return model_inputs(batch, config, compute_dtype)
-    if (fusion is not None and fusion.whole) or (by_documents and unmasked):
+    if (fusion is not None and fusion.whole) or (by_documents and batch.causal):
         return documents_inputs(batch, config, sequences)
-    whole_rows = unmasked and sequences.bounds is None and _is_causal_by_itself(model)
+    unmasked = batch.causal and batch.packed and sequences.bounds is None
+    whole_rows = unmasked and _is_causal_by_itself(model)
     inputs = model_inputs(batch, config, compute_dtype, masked=not whole_rows)
     if fused:
         inputs[SEQUENCES] = sequences

@@ -73,7 +73,7 @@ class NoBiases(PlainParts):
         own = super().norm_linear(norm, linears, name)
         if self._where != "qkv":
             return own
-        bias = torch.cat([linear.module.bias for linear in linears])
+        bias = torch.cat([linear.bias for linear in linears if linear.bias is not None])
         return lambda x: own(x) - bias
 
     def linear(self, linear: NamedLinear) -> Kernel:

@@ -65,7 +65,7 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_attention_by_documents_computes_what_masks_do(family: str) -> None:
     model = make(family)
-    given = {"packed": batches()["packed"], "whole": whole_rows()}
+    given = {**batches(), "whole": whole_rows()}
     expected = {
         kind: outcome(model, model_inputs(batch, model.config), batch.document_ids >= 0)
         for kind, batch in given.items()
