@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 import schemathesis
 
+from octrain_api.numbers import clean_text
+
 # Refusals of requests that the document allows: (operation, or * for all; problem; code, or *).
 REASONED: dict[tuple[str, str, str], str] = {
     ("*", "request-invalid", "cursor"): "cursors are the service's own, and of one list",
@@ -121,7 +123,11 @@ def _value_at(body: Any, pointer: str) -> Any:
     for step in pointer.split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
         try:
-            value = value[int(step)] if isinstance(value, list) else value[step]
-        except (KeyError, IndexError, TypeError, ValueError):
+            if isinstance(value, list):
+                value = value[int(step)]
+            else:
+                # A pointer is told as text that can be sent: without NUL.
+                value = {clean_text(key): item for key, item in value.items()}[step]
+        except (KeyError, IndexError, AttributeError, ValueError):
             return None
     return value
