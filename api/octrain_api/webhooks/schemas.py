@@ -40,8 +40,8 @@ EventFilter = Annotated[
 ]
 LabelFilter = Annotated[
     dict[
-        Annotated[str, Field(min_length=1, max_length=63, pattern=_NO_NUL)],
-        Annotated[str, Field(max_length=255, pattern=_NO_NUL)],
+        Annotated[str, Field(min_length=1, max_length=64, pattern=_NO_NUL)],
+        Annotated[str, Field(max_length=256, pattern=_NO_NUL)],
     ],
     Field(
         max_length=32,

@@ -113,6 +113,13 @@ async def test_what_is_refused(service: Any) -> None:
             assert (await user.patch(f"/webhooks/{made['id']}", json=change)).status_code == 422
 
 
+async def test_the_longest_label_of_a_job_can_be_filtered_by(service: Any, spec: Any) -> None:
+    user = await service.user()
+    labels = {"k" * 64: "v" * 256}
+    made = await user.post("/jobs?draft=true", json=spec | {"labels": labels})
+    assert (await _make(user, labels=made.json()["labels"]))["labels"] == labels
+
+
 async def test_an_owner_has_so_many_at_most(service: Any) -> None:
     service.settings.webhooks = WebhookSettings(most_per_owner=2)
     user = await service.user()
