@@ -8,7 +8,7 @@ a CUDA graph and replayed on each step's tokens. The norm, the clipping and the 
 they are a few launches, which the host enqueues while the graph runs. Prints milliseconds a step,
 what the host took of them, what the graph alone takes on the GPU, memory, and how far losses and
 weights of the second and third time are from those of the first. Rows named ``_packed`` have
-another number of documents in each step; their bounds are padded to one capacity.
+another number of documents in each step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from peers.training_rows import Work, assembled, batch_of, real_text
 from torch import Tensor
 
 from fp8core.data.batch import Batch
+from fp8core.training.gradient_graph import GradientGraph, capturing
 from fp8core.training.late_metrics import LateMetrics
 from fp8core.training.learner import Learner, StepTotals
 
@@ -42,8 +43,8 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 WARM_UP = 4
 FEWEST, MOST = 8, 60  # documents a row
-Gradients = Callable[[int, Batch, Tensor], Tensor]
-"""(step, batch on the host, its targets on the device) to the loss; gradients in ``.grad``."""
+Gradients = Callable[[int, Batch, StepTotals], Tensor]
+"""(step, batch on the host, its totals) to the loss; gradients in ``.grad``."""
 
 
 @dataclass(frozen=True)
@@ -57,68 +58,20 @@ class Course:
     peak: int
 
 
-def captured(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-    """``compute`` as a graph: what replays it, and where its result will be."""
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.current_stream()
-    try:
-        # Other threads may go on using CUDA meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            result = compute()
-    except BaseException:
-        # A capture that fails leaves its stream the current one, and random numbers captured.
-        torch.cuda.set_stream(stream)
-        generator = torch.cuda.default_generators[stream.device_index]
-        generator.graphsafe_set_state(generator.clone_state())
-        raise
-    return graph.replay, result
-
-
 def eager(learner: Learner) -> Gradients:
-    def gradients(step: int, batch: Batch, targets: Tensor) -> Tensor:
-        totals = StepTotals(targets, batch.token_count)  # type: ignore[arg-type]
+    def gradients(step: int, batch: Batch, totals: StepTotals) -> Tensor:
         return learner.gradients(step, [batch], totals=totals)
 
     return gradients
 
 
-def graphed(learner: Learner, example: Batch, capacity: int | None) -> Gradients:
-    """``capacity``: documents of all rows that there is room for; None: each row is one."""
-    static = padded(example, capacity).to(learner.engine.device)
-    targets = torch.ones((), device=learner.engine.device)
-    totals = StepTotals(targets, example.token_count)  # type: ignore[arg-type]
-    learner.drop_gradients()
-    replay, loss = captured(lambda: learner.gradients(1, [static], totals=totals))
-    parameters = [p for p in learner.model.parameters() if p.grad is not None]
-    kept = [parameter.grad for parameter in parameters]
+def graphed(learner: Learner, example: Batch) -> Gradients:
+    graph = GradientGraph(learner, example, capturing())
 
-    def gradients(step: int, batch: Batch, given: Tensor) -> Tensor:
-        for source, target in zip(tensors(padded(batch, capacity)), tensors(static), strict=True):
-            pinned = source.pin_memory() if target.is_cuda else source
-            target.copy_(pinned, non_blocking=True)
-        targets.copy_(given)
-        replay()
-        for parameter, gradient in zip(parameters, kept, strict=True):
-            parameter.grad = gradient
-        return loss
+    def gradients(step: int, batch: Batch, totals: StepTotals) -> Tensor:
+        return graph.gradients(batch, totals.targets)
 
     return gradients
-
-
-def padded(batch: Batch, capacity: int | None) -> Batch:
-    """With as many bounds as there is room for: the further documents are empty."""
-    bounds = batch.document_bounds
-    if capacity is None or bounds is None:
-        return batch
-    more = capacity + 1 - bounds.numel()
-    if more < 0:
-        raise ValueError(f"{bounds.numel() - 1} documents, and room for {capacity}")
-    return replace(batch, document_bounds=torch.cat([bounds, bounds[-1:].expand(more)]))
-
-
-def tensors(batch: Batch) -> list[Tensor]:
-    found = [batch.input_ids, batch.labels, batch.position_ids, batch.document_ids]
-    return found if batch.document_bounds is None else [*found, batch.document_bounds]
 
 
 class Start:
@@ -152,8 +105,7 @@ def train(learner: Learner, gradients: Gradients, batches: list[Batch], first: i
     for number, batch in enumerate(batches, start=first):
         began = time.perf_counter()
         totals = learner.totals(number, [batch])
-        targets = torch.full((), float(totals.targets), device=device)
-        loss = gradients(number, batch, targets)
+        loss = gradients(number, batch, totals)
         losses.append(loss.detach().clone())
         norm = learner.gradient_norm()
         before = time.perf_counter()
@@ -206,6 +158,15 @@ def batches_of(work: Work, packed: bool) -> list[Batch]:
     return found
 
 
+def most_documents(batches: list[Batch]) -> Batch:
+    """The batch that a graph of all of them is captured for."""
+
+    def documents(batch: Batch) -> int:
+        return 0 if batch.document_bounds is None else batch.document_bounds.numel()
+
+    return max(batches, key=documents)
+
+
 def alone(step: Callable[[], Any], device: torch.device, count: int = 10) -> float:
     """Milliseconds of each of ``count`` calls, with nothing between them."""
     synchronize(device)
@@ -232,18 +193,17 @@ def row(shape: str, name: str, steps: int, rows: int, length: int) -> dict[str, 
     courses.append(train(learner, plain, measured, first))
     start.restore()
     began = time.perf_counter()
-    capacity = rows * MOST if packed else None
-    graph = graphed(learner, measured[0], capacity)
+    graph = graphed(learner, most_documents(measured))
     synchronize(device)
     capture_seconds = time.perf_counter() - began
     courses.append(train(learner, graph, measured, first))
-    targets = torch.ones((), device=device)
+    totals = learner.totals(1, measured[:1])
     return {
         "shape": shape,
         "row": name,
         "eager_milliseconds": min(courses[0].milliseconds, courses[1].milliseconds),
         "graphed_milliseconds": courses[2].milliseconds,
-        "graph_alone_milliseconds": alone(lambda: graph(1, measured[0], targets), device),
+        "graph_alone_milliseconds": alone(lambda: graph(1, measured[0], totals), device),
         "eager_host_milliseconds": courses[1].host_milliseconds,
         "graphed_host_milliseconds": courses[2].host_milliseconds,
         "peak_gib": [round(course.peak / 2**30, 2) for course in courses],
@@ -261,20 +221,21 @@ def failed_capture(learner: Learner, batch: Batch) -> str:
     expected = train(learner, plain, [batch] * 3, 1)
     start.restore()
     learner.drop_gradients()
-    static = batch.to(learner.engine.device)
-    totals = learner.totals(1, [batch])
+    compute = learner.forward_backward
 
-    def compute() -> Tensor:
-        loss = learner.gradients(1, [static], totals=totals)
+    def waiting(*arguments: Any, **options: Any) -> Tensor:
+        loss = compute(*arguments, **options)
         loss.item()  # waits for the device, which no capture may
         return loss
 
+    learner.forward_backward = waiting  # type: ignore[method-assign]
     try:
-        captured(compute)
+        graphed(learner, batch)
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:150]
     else:
         return "it did not fail"
+    learner.forward_backward = compute  # type: ignore[method-assign]
     learner.drop_gradients()
     start.restore()
     torch.rand(1, device=learner.engine.device)

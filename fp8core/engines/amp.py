@@ -69,6 +69,13 @@ class AmpEngine:
 
         return HighPrecisionParts(self.compute_dtype)
 
+    def graph_refusal(self) -> str | None:
+        """Why no step is replayed as a CUDA graph, or None."""
+        return None if self._scaler is None else "the loss is scaled, and the scale changes"
+
+    def replayed(self) -> None:
+        """Nothing is counted."""
+
     def share_amaxes(self, ranks: AmaxSharing) -> None:
         """Nothing to do: there are no amaxes."""
 

@@ -190,3 +190,16 @@ class Engine(Protocol):
         this engine's own; the message lists the differences.
         """
         ...
+
+
+@runtime_checkable
+class GraphedEngine(Protocol):
+    """An engine whose forward and backward pass may be captured in a CUDA graph and replayed."""
+
+    def graph_refusal(self) -> str | None:
+        """Why not with this recipe, or None."""
+        ...
+
+    def replayed(self) -> None:
+        """Called after each replay: counts what the engine counts on the host in such a pass."""
+        ...

@@ -18,7 +18,9 @@ class RotaryAngles:
 
     def __init__(self, frequencies: Tensor) -> None:
         self._frequencies = frequencies.detach().float().cpu()
-        self._table: Tensor | None = None
+        # All that were ever made, each twice as long as the one before or longer: a CUDA graph that
+        # read one reads it at each replay.
+        self._tables: list[Tensor] = []
 
     @property
     def head_dim(self) -> int:
@@ -26,11 +28,13 @@ class RotaryAngles:
 
     def upto(self, length: int, device: torch.device) -> Tensor:
         """Those of positions 0 to ``length``; the second half of each row repeats the first."""
-        table = self._table
+        table = self._tables[-1] if self._tables else None
         if table is None or table.shape[0] < length or table.device != device:
-            positions = torch.arange(length, dtype=torch.float32, device=device)
+            longer = length if table is None else max(length, 2 * table.shape[0])
+            positions = torch.arange(longer, dtype=torch.float32, device=device)
             half = positions[:, None] * self._frequencies.to(device)[None, :]
-            table = self._table = torch.cat((half, half), dim=-1)
+            table = torch.cat((half, half), dim=-1)
+            self._tables.append(table)
         return table[:length]
 
 

@@ -10,11 +10,15 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Remembers those of the last micro-batch."""
+    """Remembers those of the last micro-batch, which all blocks see with one `Sequences`.
+
+    Of another nothing is used again: a CUDA graph holds what was made while it was captured, and
+    nothing keeps what was made before.
+    """
 
     def __init__(self) -> None:
         self._gathered: tuple[Sequences, int, Tensor] | None = None
-        self._known: tuple[Tensor, Tensor, Tensor] | None = None
+        self._known: tuple[Sequences, Tensor, Tensor, Tensor] | None = None
 
     def of_tokens(self, angles: Tensor, sequences: Sequences) -> Tensor:
         """``angles`` [B * T, d] at each token's place in its sequence."""
@@ -30,10 +34,11 @@ class Turns:
         known = self._known
         if (
             known is None
-            or known[0].data_ptr() != found.data_ptr()
-            or known[0].shape != found.shape
+            or known[0] is not sequences
+            or known[1].data_ptr() != found.data_ptr()
+            or known[1].shape != found.shape
         ):
             half = found[:, : found.shape[1] // 2]
             # The angles are held too, so that no others can come to lie where they do.
-            known = self._known = found, half.cos(), half.sin()
-        return known[1], known[2]
+            known = self._known = sequences, found, half.cos(), half.sin()
+        return known[2], known[3]

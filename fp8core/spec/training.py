@@ -202,6 +202,13 @@ class Training(Part):
             "all of them."
         ),
     )
+    cuda_graphs: Literal["auto", "off"] = Field(
+        default="auto",
+        description=(
+            "`auto`: where the GPU waits for the host, forward and backward of a step are replayed "
+            "as one CUDA graph. `off`: never."
+        ),
+    )
     mask_probability: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.15, description="Share of tokens to predict, for the task `masked_lm`."
     )

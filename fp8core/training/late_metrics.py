@@ -32,6 +32,9 @@ class LateMetrics:
     def __init__(self, *, late: bool) -> None:
         self._late = late
         self._waiting: _Waiting | None = None
+        self.waited_for_host = 0
+        """Of how many steps in a row, up to the last, the device was done with all figures before
+        the host had enqueued the gradients of the next: so long it has stood idle in between."""
 
     def push(
         self, step: int, tensors: Mapping[str, Tensor], numbers: Mapping[str, float]
@@ -43,6 +46,9 @@ class LateMetrics:
         if not self._late:
             values = {name: float(tensor) for name, tensor in tensors.items()}
             return StepFigures(step, {**values, **numbers})
+        if self._waiting is not None:
+            arrived = self._waiting.landing.arrived
+            self.waited_for_host = self.waited_for_host + 1 if arrived else 0
         settled = self.flush()
         stacked = torch.stack([tensor.detach().float().reshape(()) for tensor in tensors.values()])
         self._waiting = _Waiting(step, list(tensors), Landing([stacked]), dict(numbers))

@@ -99,6 +99,26 @@ class Learner:
         """
         if totals is None:
             totals = self.totals(step, batches)
+        targets = torch.full((), totals.targets, dtype=torch.float32, device=self.engine.device)
+        loss = self.forward_backward(batches, targets, before=before, between=between)
+        if self.reducer is not None and not own:
+            self.reducer.reduce()
+            self.world.add_up(loss)
+        return loss
+
+    def forward_backward(
+        self,
+        batches: Sequence[Batch],
+        targets: Tensor,
+        *,
+        before: Callable[[int], None] = lambda number: None,
+        between: Callable[[int], bool] = lambda number: True,
+    ) -> Tensor:
+        """`gradients` of this rank alone, with nothing that waits for the device or reads numbers.
+
+        ``targets``: how many predictions count over all ranks, fp32, 0-dim, on the device: in a
+        CUDA graph a number would be that of the capture.
+        """
         engine, task = self.engine, self.task
         # Kept casts of the weights cost memory, which a run that recomputes has none to spare of.
         keep_casts = len(batches) > 1 and not self._training.gradient_checkpointing
@@ -108,15 +128,12 @@ class Learner:
             before(number)
             there = batch.to(engine.device, non_blocking=True)
             with engine.training_context(number == 1 if keep_casts else None):
-                share = task.loss_sum(logits_of(self.model, there, engine), there) / totals.targets
+                share = task.loss_sum(logits_of(self.model, there, engine), there) / targets
             loss += share.detach()
             if not between(number):
                 break
             (share if scaler is None else scaler.scale(share)).backward()
             engine.after_backward()
-        if self.reducer is not None and not own:
-            self.reducer.reduce()
-            self.world.add_up(loss)
         return loss
 
     def gradient_norm(self) -> Tensor:

@@ -42,6 +42,7 @@ from fp8core.training.position import Position
 from fp8core.training.precision_table import PrecisionTable
 from fp8core.training.ranks.world import World
 from fp8core.training.saving import Saver
+from fp8core.training.step_graphs import StepGraphs, graph_refusal
 from fp8core.training.stopping import StopRequest
 from fp8core.training.workdir import Workdir
 
@@ -107,6 +108,12 @@ class TrainingLoop:
             self._conversion_changed,
         )
         self._late = LateMetrics(late=self._guard.late)
+        self.graphs = StepGraphs(
+            graph_refusal(self._training, parts.learner, parts.conversion),
+            parts.learner,
+            parts.telemetry,
+            lambda: self._late.waited_for_host,
+        )
         self._health = FP8Health(parts.spec, parts.engine, parts.telemetry)
         self._attention = AttentionFormat(parts.conversion, parts.telemetry)
         self._parity = ParityTracker(parts.spec, position, parts.telemetry)
@@ -201,7 +208,7 @@ class TrainingLoop:
             if with_health and number == len(batches):
                 self._health.begin()
 
-        loss = learner.gradients(step, batches, totals=totals, before=before)
+        loss = self.graphs.gradients(step, batches, totals, eagerly=with_health, before=before)
         self._table.after_backward()
         norm = learner.gradient_norm()
         figures = {"train/loss": loss, "train/grad_norm": norm}

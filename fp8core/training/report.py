@@ -42,6 +42,8 @@ class RunFacts:
     workdir: Workdir
     loading_seconds: float
     wall_seconds: float
+    graphs: dict[str, Any]
+    """What `StepGraphs` tells."""
 
 
 def make_report(facts: RunFacts) -> dict[str, Any]:
@@ -100,6 +102,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
             "fallback_bf16": position.fallback,
         },
         "parity": parity_report(spec, position),
+        "cuda_graphs": facts.graphs,
         "recipe": spec.recipe.model_dump(mode="json"),
         "precision": spec.training.precision.model_dump(mode="json"),
         "device": describe_device(facts.engine.device),

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -110,7 +111,7 @@ class Run:
             return RunResult(Outcome.STOPPED, reason, detail, self.step)
         if self._world.main:
             self._telemetry.phase("saving")
-            self._report(built, reason, loading_seconds)
+            self._report(built, reason, loading_seconds, loop.graphs.to_json())
             if self._spec.checkpoint.final:
                 self._export(built)
         detail = f"trained {self.step} steps"
@@ -232,7 +233,9 @@ class Run:
             export(parts.model, parts.conversion, built.tokenizer, target)
         self._telemetry.artifact("model", self._workdir.relative(target), self.step)
 
-    def _report(self, built: _Built, reason: Reason, loading_seconds: float) -> None:
+    def _report(
+        self, built: _Built, reason: Reason, loading_seconds: float, graphs: dict[str, Any]
+    ) -> None:
         assert built.parts.checkpoints is not None
         facts = RunFacts(
             spec=self._spec,
@@ -246,6 +249,7 @@ class Run:
             workdir=self._workdir,
             loading_seconds=loading_seconds,
             wall_seconds=time.perf_counter() - self._started,
+            graphs=graphs,
         )
         write_json(self._workdir.report, make_report(facts))
         self._telemetry.artifact("report", self._workdir.relative(self._workdir.report), self.step)

@@ -68,6 +68,7 @@ RESOLVED: dict[str, Any] = {
         "max_grad_norm": 1.0,
         "gradient_checkpointing": False,
         "recomputed_blocks": None,
+        "cuda_graphs": "auto",
         "mask_probability": 0.15,
         "precision": {
             "preset": "method", "weights": "fp32", "master_weights": "none", "gradients": "fp32",

@@ -1,0 +1,350 @@
+"""Steps whose gradients are replayed: with a graph's stand-in on a CPU, a tape of operations.
+
+Like a graph it repeats what was enqueued with the very tensors and numbers of its recording, so
+that anything that the host ought to have said anew shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fp8core import engines
+from fp8core.conversion import ConversionReport
+from fp8core.data.batch import IGNORED, Batch
+from fp8core.engines.amp import AmpEngine
+from fp8core.engines.te_recipe import graph_refusal as te_refusal
+from fp8core.fusion import ModelFusion
+from fp8core.fusion.sequences import Sequences, document_bounds
+from fp8core.numerics.landing import Landing
+from fp8core.spec import AmpRecipe, parse_spec
+from fp8core.spec.recipe import TECurrent, TEDelayed
+from fp8core.spec.training import OnDivergence, Training
+from fp8core.training import step_graphs
+from fp8core.training.assemble import Assembled
+from fp8core.training.gradient_graph import GradientGraph, shape_of
+from fp8core.training.late_metrics import LateMetrics
+from fp8core.training.learner import Learner
+from fp8core.training.optimizer import AdamW
+from fp8core.training.outcome import RunResult
+from fp8core.training.step_graphs import StepGraphs
+from fp8core.training.tasks import create_task
+from tests.fp8core.fusion.test_runs import FusingAmp
+
+Job = Callable[..., Path]
+TrainHere = Callable[..., tuple[RunResult, Path]]
+Series = Callable[[Path, str], dict[int, float]]
+Telemetry = Callable[[Path], list[dict[str, Any]]]
+
+RUN: dict[str, Any] = {
+    "recipe": {"engine": "amp", "dtype": "fp32"},
+    "model": {"source": "config", "config": {"attention_dropout": 0.0}},
+    "training": {"steps": 24},
+    "evaluation": {"every_steps": 10, "max_batches": 1},
+    "checkpoint": {"every_steps": 0, "keep_best": 0},
+    "telemetry": {"fp8_every_steps": 7},
+}
+OFF = {**RUN, "training": {**RUN["training"], "cuda_graphs": "off"}}
+
+
+class Tape(TorchDispatchMode):
+    """Records each operation, with its arguments and results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        self._calls.append((func, args, kwargs or {}, found))
+        return found
+
+    @torch.no_grad()
+    def replay(self) -> None:
+        for func, args, kwargs, before in self._calls:
+            after = func(*args, **kwargs)
+            for target, source in zip(tree_leaves(before), tree_leaves(after), strict=True):
+                if isinstance(target, Tensor) and target.data_ptr() != source.data_ptr():
+                    target.copy_(source)
+
+
+def taped(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+    """Unlike a graph it computes while it records; there is no FP8 state that this would change."""
+    tape = Tape()
+    with tape:
+        result = compute()
+    return tape.replay, result
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[StepGraphs]:
+    """Runs on a CPU may replay, with tapes, and count as limited by the host; one for each run."""
+    made: list[StepGraphs] = []
+
+    class Taped(StepGraphs):
+        def __init__(self, refusal: str | None, learner: Learner, *others: Any) -> None:
+            training, report = learner._training, ConversionReport(learner.model, [])
+            off = step_graphs.graph_refusal(training, learner, report)
+            kept = off if training.cuda_graphs == "off" else None
+            super().__init__(kept, learner, others[0], lambda: 99, taped)
+            made.append(self)
+
+    monkeypatch.setattr("fp8core.training.loop.StepGraphs", Taped)
+    fp32 = AmpRecipe(engine="amp", dtype="fp32")
+    monkeypatch.setattr(engines, "create", lambda recipe, device: FusingAmp(fp32, device))
+    return made
+
+
+def events(records: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [record for record in records if record.get("kind") == kind]
+
+
+def report_of(workdir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((workdir / "report.json").read_bytes())["cuda_graphs"]
+    return found
+
+
+def test_a_run_that_replays_is_the_run_that_does_not(
+    graphs: list[StepGraphs],
+    job: Job,
+    train_here: TrainHere,
+    series: Series,
+    telemetry: Telemetry,
+) -> None:
+    """Schedule, clipping, evaluation, health and documents of all lengths: the same to the bit."""
+    _, plain = train_here(job(**OFF))
+    _, replayed = train_here(job(**RUN))
+    for name in ("train/loss", "train/grad_norm", "train/lr", "eval/loss"):
+        expected = series(plain, name)
+        assert expected
+        assert series(replayed, name) == expected, name
+    # Behind three batches, and but for the health of steps 7, 14 and 21.
+    assert report_of(replayed) == {"from_step": 4, "replayed_steps": 18, "reason": None}
+    (event,) = events(telemetry(replayed), "step_graphed")
+    assert event["data"] == {"step": 4}
+    off = report_of(plain)
+    assert (off["replayed_steps"], off["reason"]) == (0, "training.cuda_graphs is off")
+    assert not events(telemetry(plain), "step_graphed")
+    assert not events(telemetry(plain), "step_not_graphed")
+
+
+def test_a_capture_that_fails_costs_the_run_nothing(
+    graphs: list[StepGraphs],
+    job: Job,
+    train_here: TrainHere,
+    series: Series,
+    telemetry: Telemetry,
+) -> None:
+    def plant(assembled: Assembled) -> None:
+        learner = assembled.learner
+        computed, compute = 0, learner.forward_backward
+
+        def failing(*arguments: Any, **options: Any) -> Tensor:
+            nonlocal computed
+            computed += 1
+            loss = compute(*arguments, **options)
+            if computed == 4:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return loss
+
+        learner.forward_backward = failing  # type: ignore[method-assign]
+
+    _, plain = train_here(job(**OFF))
+    _, failed = train_here(job(**RUN), plant=plant)
+    assert series(failed, "train/loss") == series(plain, "train/loss")
+    found = report_of(failed)
+    assert found["replayed_steps"] == 0
+    assert "operation not permitted" in found["reason"]
+    (event,) = events(telemetry(failed), "step_not_graphed")
+    assert event["data"] == {"step": 4, "reason": found["reason"]}
+
+
+def batch(seed: int, documents: int, length: int = 64) -> Batch:
+    """Two rows, each of ``documents``."""
+    drawn = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 40, (2, length), generator=drawn)
+    owners = torch.zeros(2, length, dtype=torch.int32)
+    for row in range(2):
+        for cut in torch.randperm(length - 1, generator=drawn)[: documents - 1] + 1:
+            owners[row, cut:] += 1
+    bounds = document_bounds(owners)
+    labels = ids.clone()
+    labels.view(-1)[bounds[:-1].long()] = IGNORED
+    positions = Sequences(2, length, bounds).positions(ids.device)
+    count = int((labels != IGNORED).sum())
+    return Batch(ids, labels, None, positions, owners, ids.numel(), count, True, bounds)
+
+
+@pytest.fixture
+def learner(graphs: list[StepGraphs], job: Job, train_here: TrainHere) -> Learner:
+    """Of fused blocks, a step old."""
+    made: list[Learner] = []
+    spec = job(**{**RUN, "training": {"steps": 1}, "evaluation": {"every_steps": 0}})
+    train_here(spec, plant=lambda assembled: made.append(assembled.learner))
+    return made[0]
+
+
+def gradients_of(learner: Learner) -> dict[str, Tensor]:
+    found = {n: p.grad.clone() for n, p in learner.model.named_parameters() if p.grad is not None}
+    learner.drop_gradients()
+    return found
+
+
+def test_replayed_gradients_are_those_of_each_batch(learner: Learner) -> None:
+    first = batch(0, 3)
+    graph = GradientGraph(learner, first, taped)
+    for seed, documents in ((0, 3), (1, 1), (2, 20), (3, 7)):
+        given = batch(seed, documents)
+        totals = learner.totals(1, [given])
+        loss = graph.gradients(given, totals.targets).clone()
+        found = gradients_of(learner)
+        expected = learner.gradients(1, [given], totals=totals)
+        assert torch.equal(loss, expected), documents
+        of_batch = gradients_of(learner)
+        assert found.keys() == of_batch.keys()
+        for name, gradient in of_batch.items():
+            assert torch.equal(found[name], gradient), (documents, name)
+    assert torch.equal(first.input_ids, batch(0, 3).input_ids), "it is read, and not written to"
+
+
+def test_room_is_for_twice_the_documents_of_the_first_batch(learner: Learner) -> None:
+    graph = GradientGraph(learner, batch(0, 20), taped)
+    assert graph.room == 80
+    assert graph.has_room_for(batch(0, 40))
+    assert not graph.has_room_for(batch(0, 41))
+
+
+def test_whole_rows_and_documents_are_two_shapes() -> None:
+    assert shape_of(batch(0, 1)) == ((2, 64), False)
+    assert shape_of(batch(0, 2)) == ((2, 64), True)
+    assert shape_of(batch(0, 2, length=32)) == ((2, 32), True)
+    ahead = batch(0, 2)
+    object.__setattr__(ahead, "causal", False)
+    assert shape_of(ahead) is None
+    object.__setattr__(ahead, "causal", True)
+    object.__setattr__(ahead, "document_bounds", None)
+    assert shape_of(ahead) is None
+
+
+def by(graphs: StepGraphs, learner: Learner, step: int, given: Batch) -> bool:
+    """Whether the gradients of ``given`` were replayed."""
+    before = graphs.to_json()["replayed_steps"]
+    totals = learner.totals(step, [given])
+    graphs.gradients(step, [given], totals, eagerly=False, before=lambda number: None)
+    learner.drop_gradients()
+    return bool(graphs.to_json()["replayed_steps"] > before)
+
+
+def test_a_graph_is_captured_where_the_device_waits(
+    graphs: list[StepGraphs], learner: Learner
+) -> None:
+    waited = 7
+    own = StepGraphs(None, learner, _Silent(), lambda: waited, taped)  # type: ignore[arg-type]
+    steps = iter(range(1, 1000))
+
+    def replays(given: Batch) -> bool:
+        return by(own, learner, next(steps), given)
+
+    few, many, whole, short = batch(0, 3), batch(0, 40), batch(0, 1), batch(0, 3, length=32)
+    assert not any(replays(few) for _ in range(9)), "the host was no limit"
+    waited = 8
+    assert replays(few)
+    waited = 0
+    assert [replays(whole) for _ in range(4)] == [False, False, False, True]
+    assert replays(few)
+    assert replays(many), "one with more room takes its place"
+    assert not any(replays(short) for _ in range(6)), "two are held, and no more"
+    assert replays(few)
+    assert replays(whole)
+
+
+class _Silent:
+    def event(self, kind: str, message: str, data: Any = None) -> None:
+        assert kind == "step_graphed"
+
+
+def test_bounds_with_room_show_the_same_sequences() -> None:
+    given = batch(0, 5)
+    assert given.document_bounds is not None
+    bounds = torch.cat([given.document_bounds, given.document_bounds[-1:].expand(9)])
+    own, padded = Sequences(2, 64, given.document_bounds), Sequences(2, 64, bounds)
+    there = torch.device("cpu")
+    assert torch.equal(own.positions(there), padded.positions(there))
+    assert torch.equal(own.mask(there), padded.mask(there))
+
+
+def fused_and_bare() -> tuple[nn.Module, ConversionReport]:
+    model = nn.Sequential(nn.Linear(4, 4))
+    return model, ConversionReport(model, [], fusion=ModelFusion())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "not all blocks are fused"),
+        ({"cuda_graphs": "off"}, "training.cuda_graphs is off"),
+        ({"gradient_accumulation": 2}, "training.gradient_accumulation is more than 1"),
+        ({"gradient_checkpointing": True}, "training.gradient_checkpointing"),
+        (
+            {"on_divergence": OnDivergence(action="skip_step")},
+            "training.on_divergence has the host wait for each step",
+        ),
+    ],
+)
+def test_why_a_run_on_a_gpu_has_no_graphs(changes: dict[str, Any], reason: str) -> None:
+    training = Training(**changes)
+    engine = AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), torch.device("cuda"))
+    model, report = fused_and_bare()
+    optimizer = AdamW(
+        model.named_parameters(),
+        decayed=set(),
+        lr=1.0,
+        betas=(0.9, 0.99),
+        eps=1e-8,
+        weight_decay=0.0,
+    )
+    learner = Learner(training, model, engine, optimizer, create_task("causal_lm"))
+    assert step_graphs.graph_refusal(training, learner, report) == reason
+
+
+def test_why_an_engine_has_no_graphs() -> None:
+    cpu = torch.device("cpu")
+    assert AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), cpu).graph_refusal() is None
+    scaled = AmpEngine(AmpRecipe(engine="amp", dtype="fp16"), cpu).graph_refusal()
+    assert scaled is not None
+    assert "scale" in scaled
+    assert te_refusal(TEDelayed(engine="te", scaling="delayed")) is None
+    assert te_refusal(TECurrent(engine="te", scaling="current")) is None
+    for fields, named in (({"interval": 2}, "interval"), ({"fp8_dpa": True}, "attention")):
+        refusal = te_refusal(TEDelayed(engine="te", scaling="delayed", **fields))  # type: ignore[arg-type]
+        assert refusal is not None
+        assert named in refusal
+
+
+def test_a_spec_may_switch_graphs_off() -> None:
+    spec = {
+        "model": {"source": "config", "config": {"model_type": "llama"}},
+        "data": {"source": "builtin"},
+        "recipe": {},
+        "training": {"cuda_graphs": "off"},
+    }
+    assert parse_spec(spec).training.cuda_graphs == "off"
+
+
+def test_steps_that_the_device_waited_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = LateMetrics(late=True)
+    loss = torch.zeros(())
+    for step in range(1, 4):
+        late.push(step, {"loss": loss}, {})
+    assert late.waited_for_host == 2  # of the first nothing was asked
+    monkeypatch.setattr(Landing, "arrived", property(lambda self: False))
+    late.push(4, {"loss": loss}, {})
+    assert late.waited_for_host == 0
