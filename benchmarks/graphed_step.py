@@ -1,6 +1,7 @@
-"""What a CUDA graph of forward and backward saves where the host's launches are the limit.
+r"""What a CUDA graph of forward and backward saves where the host's launches are the limit.
 
-    python benchmarks/graphed_step.py [--cases 125m:amp,125m:te] [--steps 20] [--fail] [--out FILE]
+    python benchmarks/graphed_step.py [--cases 125m:amp,125m:te] [--steps 20] [--jobs 125m:te] \
+        [--fail] [--out FILE]
 
 For each case (shape and row) it builds the product's own `Learner` and takes the same steps from
 the same weights three times: eagerly, eagerly again, and with forward and backward captured once in
@@ -8,7 +9,8 @@ a CUDA graph and replayed on each step's tokens. The norm, the clipping and the 
 they are a few launches, which the host enqueues while the graph runs. Prints milliseconds a step,
 what the host took of them, what the graph alone takes on the GPU, memory, and how far losses and
 weights of the second and third time are from those of the first. Rows named ``_packed`` have
-another number of documents in each step.
+another number of documents in each step. ``--jobs``: whole runs of the trainer too, one with
+``training.cuda_graphs`` off and one with it as it is by default.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import itertools
 import json
 import random
 import statistics
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -27,10 +30,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers.training_rows import Work, assembled, batch_of, real_text
+from peers.training_rows import Work, assembled, batch_of, real_text, spec_of
 from torch import Tensor
 
+from fp8core.commands.train import run_train
 from fp8core.data.batch import Batch
+from fp8core.telemetry import read_records
 from fp8core.training.gradient_graph import GradientGraph, capturing
 from fp8core.training.late_metrics import LateMetrics
 from fp8core.training.learner import Learner, StepTotals
@@ -43,6 +48,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 WARM_UP = 4
 FEWEST, MOST = 8, 60  # documents a row
+JOB_STEPS, LOGGED = 80, 5
 Gradients = Callable[[int, Batch, StepTotals], Tensor]
 """(step, batch on the host, its totals) to the loss; gradients in ``.grad``."""
 
@@ -215,6 +221,39 @@ def row(shape: str, name: str, steps: int, rows: int, length: int) -> dict[str, 
     }
 
 
+def job(shape: str, name: str, rows: int, length: int, graphs: str) -> dict[str, Any]:
+    """A whole run of the trainer; its milliseconds are those of the steps behind half of it."""
+    tokens = torch.zeros(JOB_STEPS, rows, length, dtype=torch.int64)  # a job reads its own
+    changes = {**CHANGES[name], "training": {"cuda_graphs": graphs}}
+    spec = spec_of(Work(shape, rows, length, tokens, "bf16"), **changes)
+    spec |= {
+        "evaluation": {"every_steps": 0, "fraction": 0},
+        "checkpoint": {"every_steps": 0, "final": False},
+        "telemetry": {"log_every_steps": LOGGED},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        path, workdir = Path(folder, "spec.json"), Path(folder, "run")
+        path.write_text(json.dumps(spec))
+        if run_train(path, workdir, [], debug=True):
+            raise RuntimeError(Path(workdir, "result.json").read_text())
+        report = json.loads((workdir / "report.json").read_bytes())
+        logged = [
+            (record["step"], record["values"])
+            for record, _ in read_records(workdir / "telemetry.jsonl")
+            if record["type"] == "metrics" and "perf/step_seconds" in record["values"]
+        ]
+    late = [values["perf/step_seconds"] * 1000 for step, values in logged if step > JOB_STEPS // 2]
+    return {
+        "job": f"{shape}:{name}",
+        "asked": graphs,
+        "milliseconds": statistics.median(late),
+        "least_and_most": [min(late), max(late)],
+        "losses": [report["losses"]["train_first"], report["losses"]["train_last"]],
+        "cuda_graphs": report["cuda_graphs"],
+        "peak_gib": round(report["memory"]["peak_bytes"] / 2**30, 2),
+    }
+
+
 def failed_capture(learner: Learner, batch: Batch) -> str:
     """Whether eager steps go on as before behind a capture that fails in its middle."""
     plain, start = eager(learner), Start(learner)
@@ -248,11 +287,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--jobs", default="")
     parser.add_argument("--fail", action="store_true", help="also what a failed capture leaves")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     results = []
-    for case in chosen.cases.split(","):
+    for case in filter(None, chosen.cases.split(",")):
         shape, name = case.split(":")
         try:
             found = row(shape, name, chosen.steps, chosen.batch, chosen.length)
@@ -264,6 +304,11 @@ def main() -> None:
         if chosen.out is not None:
             chosen.out.write_text(json.dumps(results, indent=1))
         gc.collect()
+    for case in filter(None, chosen.jobs.split(",")):
+        shape, name = case.split(":")
+        for graphs in ("off", "auto"):
+            print(json.dumps(job(shape, name, chosen.batch, chosen.length, graphs)), flush=True)
+            gc.collect()
     if chosen.fail:
         work = Work("60m", 2, 1024, real_text(3, 2, 1024), "bf16")
         learner = assembled(work, **CHANGES["te"])

@@ -99,14 +99,8 @@ def import_libraries(row: str) -> None:
         importlib.import_module(module)
 
 
-def assembled(work: Work, **changes: Any) -> Any:
-    """The product's own `Learner` for ``work``; ``changes`` are to the spec, by its parts."""
-    from fp8core import engines
-    from fp8core.models import load
-    from fp8core.spec import parse_spec
-    from fp8core.training.assemble import assemble
-    from fp8core.training.precision import dtype_of
-
+def spec_of(work: Work, **changes: Any) -> dict[str, Any]:
+    """The spec of a job that does ``work``; ``changes`` are to it, by its parts."""
     fp8_attention = changes.pop("fp8_attention", False)
     training = changes.pop("training", {})
     te = {
@@ -116,30 +110,39 @@ def assembled(work: Work, **changes: Any) -> Any:
         "amax_compute_algo": "max",
         "fp8_dpa": fp8_attention,
     }
-    spec = parse_spec(
-        {
-            "model": {"source": "config", "config": work.config()},
-            "data": {"source": "builtin"},
-            "recipe": changes.pop("recipe", te),
-            # What FP8 does to small models is measured here, and not kept from them.
-            "conversion": {"small_gemm": "off", **changes},
-            "training": {
-                "steps": work.tokens.shape[0],
-                "batch_size": work.rows,
-                "sequence_length": work.length,
-                "optimizer": {
-                    "name": "adamw",
-                    "lr": LEARNING_RATE,
-                    "weight_decay": WEIGHT_DECAY,
-                },
-                "schedule": {"name": "constant", "warmup_steps": 0},
-                "max_grad_norm": MAX_NORM,
-                "precision": "throughput" if work.precision == "bf16" else "method",
-                **training,
+    return {
+        "model": {"source": "config", "config": work.config()},
+        "data": {"source": "builtin"},
+        "recipe": changes.pop("recipe", te),
+        # What FP8 does to small models is measured here, and not kept from them.
+        "conversion": {"small_gemm": "off", **changes},
+        "training": {
+            "steps": work.tokens.shape[0],
+            "batch_size": work.rows,
+            "sequence_length": work.length,
+            "optimizer": {
+                "name": "adamw",
+                "lr": LEARNING_RATE,
+                "weight_decay": WEIGHT_DECAY,
             },
-            "resources": {"device": DEVICE.type},
-        }
-    )
+            "schedule": {"name": "constant", "warmup_steps": 0},
+            "max_grad_norm": MAX_NORM,
+            "precision": "throughput" if work.precision == "bf16" else "method",
+            **training,
+        },
+        "resources": {"device": DEVICE.type},
+    }
+
+
+def assembled(work: Work, **changes: Any) -> Any:
+    """The product's own `Learner` for ``work``; ``changes`` are to its spec."""
+    from fp8core import engines
+    from fp8core.models import load
+    from fp8core.spec import parse_spec
+    from fp8core.training.assemble import assemble
+    from fp8core.training.precision import dtype_of
+
+    spec = parse_spec(spec_of(work, **changes))
     engine = engines.create(spec.recipe, DEVICE)
     loaded = load(spec, device=DEVICE, dtype=dtype_of(spec.training.precision.weights))
     made = assemble(spec, engine, loaded)
