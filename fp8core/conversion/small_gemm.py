@@ -202,7 +202,8 @@ def _fused_blocks(
             layers += half.layers
             if half is attention:
                 outs = sum(part.out_features for part in half.inputs)
-                gemms.append(("norm_linear", half.inputs[0].in_features, outs))
+                kind: LayerKind = "linear" if half.norm is None else "norm_linear"
+                gemms.append((kind, half.inputs[0].in_features, outs))
                 gemms.append(("linear", half.o.in_features, half.o.out_features))
             elif mlp is not None:
                 first = mlp.inputs[0]

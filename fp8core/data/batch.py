@@ -30,8 +30,8 @@ class Batch:
     ``fp8core.data.attention``. ``position_ids`` [B, T] int64 restart at 0 in every document.
     ``token_count``: real tokens, without padding. ``target_count``: labels that are not -100 (rows
     for classification). ``causal``: whether tokens may only look back. ``document_bounds`` [n + 1]
-    int32: where each document of a packed batch begins in its rows laid one after another, a run of
-    padding counted as one, and the end of the last; None: not counted yet.
+    int32: where each document begins in the rows laid one after another, a run of padding counted
+    as one, and the end of the last (what an unpacked row holds is one); None: not counted yet.
     """
 
     input_ids: Tensor

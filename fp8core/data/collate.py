@@ -122,7 +122,7 @@ class Collator:
             token_count=int(real.sum()),
             target_count=int((labels != IGNORED).sum()),
             causal=self.task == "causal_lm",
-            document_bounds=_bounds(documents) if self.packed else None,
+            document_bounds=_bounds(documents if self.packed else real),
         )
 
     def has_targets(self, row: Row) -> bool:
@@ -134,8 +134,8 @@ class Collator:
         return bool((row.labels != IGNORED).any())
 
 
-def _bounds(documents: NDArray[np.int32]) -> torch.Tensor:
-    """``Batch.document_bounds`` of document ids [B, T]."""
+def _bounds(documents: NDArray[np.int32] | NDArray[np.bool_]) -> torch.Tensor:
+    """``Batch.document_bounds`` of document ids [B, T], or of where real tokens are."""
     begins = np.ones(documents.shape, dtype=bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
     bounds = np.append(np.flatnonzero(begins), documents.size)

@@ -1,4 +1,4 @@
-"""A decoder block that computes its output through fused parts, and can go back at any time.
+"""A block that computes its output through fused parts, and can go back at any time.
 
 The layer object stays in the model with all its children, Parameters and hooks; its class becomes a
 subclass of its own whose ``forward`` takes the fused way. What that way does not serve (a key-value
@@ -14,11 +14,13 @@ import warnings
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lay_together
+from fp8core.fusion.layouts import through
 from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf, split_heads
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
@@ -42,7 +44,7 @@ _ELSEWHERE = (
 
 
 class FusedAttention:
-    """``o(attention(rotate(q), rotate(k), v))`` of the normalised input."""
+    """``o(attention(rotate(q), rotate(k), v))`` of the input, normalised where the half says so."""
 
     def __init__(self, half: AttentionHalf, parts: BlockParts, angles: RotaryAngles | None) -> None:
         if half.rotated and angles is None:
@@ -54,7 +56,10 @@ class FusedAttention:
         lay_together([bias for bias in biases if bias is not None])
         self._parts = parts
         self._angles = angles
-        self.norm_qkv = parts.norm_linear(half.norm, half.inputs, self.group)
+        if half.norm is None:
+            self.norm_qkv = parts.linears(half.inputs, self.group)
+        else:
+            self.norm_qkv = parts.norm_linear(half.norm, half.inputs, self.group)
         if half.head_norms:
             self.norm_query, self.norm_key = (
                 parts.head_norm(half, name) for name in ("q_norm", "k_norm")
@@ -82,16 +87,32 @@ class FusedAttention:
 
 
 class FusedMLP:
-    """``down(act(gate) * up)`` of the normalised input, or ``down(act(up))``."""
+    """``down(act(gate) * up)`` of the normalised input, or ``down(act(up))``.
+
+    Beside it the normalised input, where the half says so.
+    """
 
     def __init__(self, half: MLPHalf, parts: BlockParts) -> None:
         self.half = half
-        self.group = half.name
+        self.group = half.group
         lay_together([linear.parameter for linear in half.inputs])
-        self.norm_mlp = parts.norm_mlp(half)
+        self.norm_mlp: Any = None
+        if half.activation == "gelu_erf":
+            # One module for both GEMMs would compute GELU in its tanh approximation.
+            assert half.returns_norm
+            up = half.inputs[0].name
+            self.norm_up = parts.norm_linear_and_norm(half.norm, half.inputs, up)
+            self.down = parts.linear(half.down)
+        elif half.returns_norm:
+            self.norm_mlp = parts.norm_mlp_and_norm(half)
+        else:
+            self.norm_mlp = parts.norm_mlp(half)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.norm_mlp(x)
+    def __call__(self, x: Tensor) -> Any:
+        if self.norm_mlp is not None:
+            return self.norm_mlp(x)
+        inner, normalised = self.norm_up(x)
+        return self.down(F.gelu(inner)), normalised
 
 
 class FusedBlock:
@@ -108,6 +129,7 @@ class FusedBlock:
         self.name = name
         self.layer = layer
         self.layout = halves.layout
+        self.causal = halves.causal
         self._kinds = parts.kinds
         self.attention: FusedAttention | None = None
         self.mlp: FusedMLP | None = None
@@ -133,10 +155,15 @@ class FusedBlock:
         found: dict[str, str] = {}
         if self.attention is not None:
             *together, output = self.attention.half.layers
-            found.update(dict.fromkeys(together, self._kinds["norm_linear"]))
+            kind = "linear" if self.attention.half.norm is None else "norm_linear"
+            found.update(dict.fromkeys(together, self._kinds[kind]))
             found[output] = self._kinds["linear"]
         if self.mlp is not None:
-            found.update(dict.fromkeys(self.mlp.half.layers, self._kinds["norm_mlp"]))
+            *together, output = self.mlp.half.layers
+            whole = self.mlp.norm_mlp is not None
+            kind = self._kinds["norm_mlp" if whole else "norm_linear"]
+            found.update(dict.fromkeys(together, kind))
+            found[output] = kind if whole else self._kinds["linear"]
         return found
 
     @property
@@ -153,8 +180,12 @@ class FusedBlock:
             found[half.o.name] = (self.attention.output, ((half.o.name,),))
         if self.mlp is not None:
             mlp = self.mlp.half
-            layers = (tuple(linear.name for linear in mlp.inputs), (mlp.down.name,))
-            found[self.mlp.group] = (self.mlp.norm_mlp, layers)
+            up, down = tuple(linear.name for linear in mlp.inputs), (mlp.down.name,)
+            if self.mlp.norm_mlp is not None:
+                found[self.mlp.group] = (self.mlp.norm_mlp, (up, down))
+            else:
+                found[up[0]] = (self.mlp.norm_up, (up,))
+                found[mlp.down.name] = (self.mlp.down, (down,))
         return {name: pair for name, pair in found.items() if isinstance(pair[0], nn.Module)}
 
     @property
@@ -164,7 +195,11 @@ class FusedBlock:
         if self.attention is not None:
             half = self.attention.half
             names += [self.attention.group, half.o.name, half.core_name]
-        return names if self.mlp is None else [*names, self.mlp.group]
+        if self.mlp is not None:
+            mlp = self.mlp.half
+            whole = self.mlp.norm_mlp is not None
+            names += [mlp.group] if whole else [mlp.inputs[0].name, mlp.down.name]
+        return names
 
     def install(self) -> None:
         self.layer.__class__ = _fused_class(self._own_class)  # type: ignore[arg-type]  # a type is hashable
@@ -185,18 +220,11 @@ class FusedBlock:
             self.remove()
 
     def __call__(self, hidden: Tensor, sequences: Sequences, options: dict[str, Any]) -> Tensor:
-        own, layout = self.layer.get_submodule, self.layout
-        if self.attention is not None:
-            hidden = hidden + self.attention(hidden, sequences)
-        else:
+        attend, mlp = self.attention, self.mlp
+        attention = None if attend is None else lambda x: attend(x, sequences)
+        if attend is None:
             options = {**options, SEQUENCES: sequences}
-            normalised = own(layout.attention_norm)(hidden)
-            attended = own(layout.attention)(hidden_states=normalised, **options)
-            hidden = hidden + (attended[0] if isinstance(attended, tuple) else attended)
-        if self.mlp is not None:
-            return hidden + self.mlp(hidden)
-        output: Tensor = hidden + own(layout.mlp)(own(layout.mlp_norm)(hidden))
-        return output
+        return through(self.layer, self.layout, hidden, attention, mlp, options)
 
 
 def _makes_masks(attention: nn.Module) -> bool:
@@ -222,7 +250,7 @@ def _fused_class(kind: Any) -> Any:
         unmasked = sequences is None and options.get("attention_mask") is None
         attention = self.get_submodule(block.layout.attention)
         if unmasked and not elsewhere and _makes_masks(attention):
-            # No mask means causal over each row.
+            # No mask means over each row, causal or not.
             sequences = Sequences(*hidden_states.shape[:2])
         if sequences is None or elsewhere:
             if sequences is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.fusion.blocks import FusedBlock
+from fp8core.fusion.layouts import PostNorm
 from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
@@ -48,8 +49,9 @@ def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles | None) -
     """Why ``block`` must not be fused; None where all that is compared agrees.
 
     Random inputs of two rows, once each a sequence, and once small ones with documents packed in
-    them.
+    them; not small where no norm is before attention, which would then see nothing but biases.
     """
+    small = 1.0 if isinstance(block.layout, PostNorm) else _SMALL
     parameter = next(block.layer.parameters())
     device = parameter.device
     dtype = torch.bfloat16 if device.type == "cuda" else parameter.dtype
@@ -57,7 +59,7 @@ def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles | None) -
     packed = torch.tensor(_DOCUMENTS, dtype=torch.int32, device=device)
     for kind, size, sequences in (
         ("whole rows", 1.0, Sequences(_ROWS, _LENGTH)),
-        ("packed documents", _SMALL, Sequences(_ROWS, _LENGTH, packed)),
+        ("packed documents", small, Sequences(_ROWS, _LENGTH, packed)),
     ):
         try:
             found = difference(block, parts, angles, sequences, dtype, size)
@@ -87,7 +89,8 @@ def difference(
     """How far the fused block is from the plain one, by what is compared, relative in 2-norm.
 
     ``size``: the standard deviation of the inputs. The residual is taken off the output: beside
-    it, what a block adds would be small.
+    it, what a block adds would be small. Attention's weights are not dropped out, as kernels draw
+    random numbers each in their own order; what else drops out is the same on both ways.
     """
     layer: Any = block.layer
     parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
@@ -97,42 +100,60 @@ def difference(
     x = torch.randn(shape, generator=generator, device=device, dtype=torch.float32)
     x = (size * x).to(dtype)
     along = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
-    window = block.attention.half.window if block.attention is not None else None
-    options = _options(layer, sequences, angles, dtype, window)
+    options = _options(block, sequences, angles, dtype)
     results = []
     for fused in (False, True):
         given = x.clone().requires_grad_()
-        with parts.high_precision(), _training(layer), _same_random_numbers(device):
+        with (
+            parts.high_precision(),
+            _training(layer),
+            _all_weights_kept(block),
+            _same_random_numbers(layer, device),
+        ):
             if fused:
                 output = block(given, sequences, options)
             else:
                 output = layer(given, **options)
             output = output[0] if isinstance(output, tuple) else output
-            added = output - given
+            # Behind a norm the sum cannot be taken apart again.
+            added = output if isinstance(block.layout, PostNorm) else output - given
             loss = (added.float() * along.float()).sum()
         gradients = torch.autograd.grad(loss, [given, *parameters.values()], allow_unused=True)
-        results.append([added.detach(), *gradients])
-    names = [
-        "the output",
-        "the gradient of the input",
-        *(f"the gradient of {n}" for n in parameters),
-    ]
-    compared = zip(names, *results, strict=True)
-    return {name: _relative(own, other) for name, own, other in compared}
+        named = _joined_biases(block, dict(zip(parameters, gradients[1:], strict=True)))
+        first = {"the output": added.detach(), "the gradient of the input": gradients[0]}
+        results.append({**first, **named})
+    own, other = results
+    return {name: _relative(own[name], other[name]) for name in own}
+
+
+def _joined_biases(
+    block: FusedBlock, gradients: Mapping[str, Tensor | None]
+) -> dict[str, Tensor | None]:
+    """``gradients`` under the names of what is compared; those of the biases of q, k and v as one.
+
+    Without rotation a bias of k adds the same to all scores of a token, and its gradient is zero
+    but for rounding.
+    """
+    found = {f"the gradient of {name}": gradient for name, gradient in gradients.items()}
+    if not isinstance(block.layout, PostNorm):
+        return found  # Llama's are rotated, and GPT-2's are one Parameter
+    begin = f"the gradient of {block.layout.attention}."
+    taken = [key for key in found if key.startswith(begin) and key.endswith(".bias")]
+    biases = [bias for key in taken if (bias := found.pop(key)) is not None]
+    if biases:
+        found["the gradient of the biases of q, k and v"] = torch.cat(biases)
+    return found
 
 
 def _options(
-    layer: nn.Module,
-    sequences: Sequences,
-    angles: RotaryAngles | None,
-    dtype: torch.dtype,
-    window: int | None,
+    block: FusedBlock, sequences: Sequences, angles: RotaryAngles | None, dtype: torch.dtype
 ) -> dict[str, Any]:
     """What a transformers model hands to its blocks."""
-    device = next(layer.parameters()).device
+    device = next(block.layer.parameters()).device
+    window = block.attention.half.window if block.attention is not None else None
     positions = sequences.positions(device)
     blocked = torch.zeros(1, dtype=dtype, device=device)
-    allowed = sequences.mask(device, window)
+    allowed = sequences.mask(device, window, causal=block.causal)
     mask = blocked.expand(allowed.shape).masked_fill(~allowed, torch.finfo(dtype).min)
     options: dict[str, Any] = {"attention_mask": mask, "position_ids": positions}
     if angles is not None:
@@ -142,8 +163,9 @@ def _options(
 
 
 def _width(block: FusedBlock) -> int:
-    norm: Any = block.layer.get_submodule(block.layout.attention_norm)
-    return int(norm.weight.numel())
+    half = block.mlp if block.attention is None else block.attention
+    assert half is not None
+    return half.half.inputs[0].in_features
 
 
 def _relative(own: Tensor | None, other: Tensor | None) -> float:
@@ -168,8 +190,35 @@ def _training(layer: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _same_random_numbers(device: torch.device) -> Iterator[None]:
-    """So that dropout in a half that is not fused drops the same out on both ways."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(0)
+def _all_weights_kept(block: FusedBlock) -> Iterator[None]:
+    dropout = None if block.attention is None else block.attention.half.dropout
+    if dropout is None:
         yield
+        return
+    before, dropout.p = dropout.p, 0.0
+    try:
+        yield
+    finally:
+        dropout.p = before
+
+
+@contextmanager
+def _same_random_numbers(layer: nn.Module, device: torch.device) -> Iterator[None]:
+    """So that what is not fused drops the same out on both ways.
+
+    Each dropout begins with numbers of its own: kernels of attention draw some that use none.
+    """
+    modules = [module for module in layer.modules() if isinstance(module, nn.Dropout)]
+    places = {module: place for place, module in enumerate(modules, 1)}
+
+    def begin(module: nn.Module, _: Any) -> None:
+        torch.manual_seed(places[module])  # type: ignore[index]
+
+    exits = [module.register_forward_pre_hook(begin) for module in modules]
+    try:
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            yield
+    finally:
+        for leave in exits:
+            leave.remove()

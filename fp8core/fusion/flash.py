@@ -39,8 +39,10 @@ def flash_attention(
     dropout: float = 0.0,
     scale: float | None = None,
     window: int | None = None,
+    causal: bool = True,
 ) -> Tensor:
-    """Causal attention within each sequence; ``window``: of its last tokens alone.
+    """Attention within each sequence, to none behind it where ``causal``; ``window``: of its last
+    tokens alone.
 
     query ``[B, T, heads, d]``, key and value ``[B, T, kv_heads, d]``, bf16 or fp16 on a GPU; gives
     ``[B, T, heads, d]``, contiguous.
@@ -58,7 +60,7 @@ def flash_attention(
         sequences.length,
         sequences.length,
         dropout,
-        True,
+        causal,
         False,
         scale=scale,
         window_size_left=None if window is None else window - 1,

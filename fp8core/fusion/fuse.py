@@ -1,4 +1,4 @@
-"""Fusing the decoder blocks of a model: recognised, proved on numbers, and put to work."""
+"""Fusing the blocks of a model: recognised, proved on numbers, and put to work."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8core.data.batch import Batch
 from fp8core.fusion import check
 from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.parts import BlockParts, FP8AttentionParts, Halves, core_name
 from fp8core.fusion.reach import unreached
 from fp8core.fusion.recognise import describe_block, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
+from fp8core.fusion.sequences import Sequences
 
 __all__ = ["HELD", "BlockRow", "ModelFusion", "fuse"]
 
@@ -67,6 +69,15 @@ class ModelFusion:
     def attentions(self) -> list[nn.Module]:
         """The attention modules of the model that are fused."""
         return [block.attention.half.module for block in self.blocks if block.attention is not None]
+
+    @property
+    def causal(self) -> bool:
+        """Whether the attention of its blocks looks back alone; it is so in all of them or none."""
+        return all(block.causal for block in self.blocks)
+
+    def sequences(self, batch: Batch) -> Sequences | None:
+        """Those that its blocks are to be given; None where they cannot see ``batch`` fused."""
+        return Sequences.of(batch, causal=self.causal)
 
     @property
     def whole(self) -> bool:
@@ -137,7 +148,8 @@ def fuse(
         reason = "; ".join(halves.reasons) or None
         fusion.rows.append(BlockRow(name, kind, fused, reason))
         if isinstance(parts, FP8AttentionParts) and parts.fp8_attention:
-            fusion.fp8_attention |= _fp8_attention(name, block, reason, parts)
+            path = f"{name}.{halves.layout.attention}"
+            fusion.fp8_attention |= _fp8_attention(path, block, reason, parts)
     if fusion.blocks and config is not None:
         _withdraw_unreached(model, fusion, parts)
     model.__dict__[HELD] = fusion
@@ -145,11 +157,11 @@ def fuse(
 
 
 def _fp8_attention(
-    name: str, block: FusedBlock | None, reason: str | None, parts: FP8AttentionParts
+    attention: str, block: FusedBlock | None, reason: str | None, parts: FP8AttentionParts
 ) -> dict[str, str | None]:
-    """The entry of `ModelFusion.fp8_attention` for the block ``name``."""
+    """The entry of `ModelFusion.fp8_attention` for the attention module of this name."""
     if block is None or block.attention is None:
-        return {core_name(f"{name}.self_attn"): f"its attention is not fused: {reason}"}
+        return {core_name(attention): f"its attention is not fused: {reason}"}
     half = block.attention.half
     return {half.core_name: parts.fp8_attention_refusal(half)}
 
@@ -157,8 +169,11 @@ def _fp8_attention(
 def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts) -> None:
     """Takes all blocks out again where the model does not hand them the sequences of a batch."""
     layers = [block.layer for block in fusion.blocks]
-    with parts.high_precision():
-        reason = unreached(model, layers, masked=not fusion.whole)
+    if len({block.causal for block in fusion.blocks}) > 1:
+        reason: str | None = "some blocks of the model look ahead and some do not"
+    else:
+        with parts.high_precision():
+            reason = unreached(model, layers, masked=not fusion.whole, causal=fusion.causal)
     if reason is None:
         return
     parts.forget([name for block in fusion.blocks for name in block.made])

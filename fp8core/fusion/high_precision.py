@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,7 @@ from fp8core.fusion.parts import (
     Kernel,
     MLPHalf,
     NamedLinear,
+    NormedKernel,
     joined,
     split_heads,
 )
@@ -75,11 +76,22 @@ class HighPrecisionParts:
     ) -> Kernel:
         return NormLinear(norm, linears, self._dtype)
 
+    def norm_linear_and_norm(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> NormedKernel:
+        return NormLinear(norm, linears, self._dtype, and_norm=True)
+
+    def linears(self, linears: Sequence[NamedLinear], name: str) -> Kernel:
+        return JoinedLinear(linears)
+
     def linear(self, linear: NamedLinear) -> Kernel:
         return linear.module
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
         return NormMLP(half, self._dtype)
+
+    def norm_mlp_and_norm(self, half: MLPHalf) -> NormedKernel:
+        return NormMLP(half, self._dtype, and_norm=True)
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
         norm = describe_norm(half.module.get_submodule(name))
@@ -145,53 +157,85 @@ class PyTorchAttention:
         if window is not None and window >= sequences.length:
             window = None  # it hides nothing, and kernels without one are faster
         if sequences.bounds is not None or window is not None:
-            output = flash_attention(query, key, value, sequences, scale=half.scale, window=window)
+            output = flash_attention(
+                query,
+                key,
+                value,
+                sequences,
+                dropout=half.dropped,
+                scale=half.scale,
+                window=window,
+                causal=half.causal,
+            )
             return output.flatten(2)
         with sdpa_kernel(_KERNELS, set_priority=True):
             output = F.scaled_dot_product_attention(
                 query.transpose(1, 2),
                 key.transpose(1, 2),
                 value.transpose(1, 2),
-                is_causal=True,
+                dropout_p=half.dropped,
+                is_causal=half.causal,
                 scale=half.scale,
                 enable_gqa=half.heads != half.kv_heads,
             )
         return output.transpose(1, 2).flatten(2)
 
 
+class JoinedLinear(nn.Module):
+    """Several Linears of one input, as one GEMM."""
+
+    def __init__(self, linears: Sequence[NamedLinear]) -> None:
+        super().__init__()
+        self._linears = tuple(linears)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, *joined(self._linears))
+
+
 class NormLinear(nn.Module):
-    """Several Linears of one normalised input, as one GEMM."""
+    """Several Linears of one normalised input, as one GEMM; ``and_norm``: and that input."""
 
     def __init__(
-        self, norm: NormDescription, linears: Sequence[NamedLinear], dtype: torch.dtype
+        self,
+        norm: NormDescription,
+        linears: Sequence[NamedLinear],
+        dtype: torch.dtype,
+        *,
+        and_norm: bool = False,
     ) -> None:
         super().__init__()
         _raise_unless_taken(norm)
         self._linears = tuple(linears)
-        self._norm, self._dtype = norm, dtype
+        self._norm, self._dtype, self._and_norm = norm, dtype, and_norm
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(_norm(x, self._norm, self._dtype), *joined(self._linears))
+    def forward(self, x: Tensor) -> Any:
+        normalised = _norm(x, self._norm, self._dtype)
+        output = F.linear(normalised, *joined(self._linears))
+        return (output, normalised) if self._and_norm else output
 
 
 class NormMLP(nn.Module):
-    """An MLP of a normalised input, in two GEMMs."""
+    """An MLP of a normalised input, in two GEMMs; ``and_norm``: and that input."""
 
-    def __init__(self, half: MLPHalf, dtype: torch.dtype) -> None:
+    def __init__(self, half: MLPHalf, dtype: torch.dtype, *, and_norm: bool = False) -> None:
         super().__init__()
         _raise_unless_taken(half.norm)
-        self._half, self._dtype = half, dtype
+        self._half, self._dtype, self._and_norm = half, dtype, and_norm
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Any:
         from fp8core.fusion.gated_kernel import gated  # needs Triton
 
         half = self._half
-        inner = F.linear(_norm(x, half.norm, self._dtype), *joined(half.inputs))
+        normalised = _norm(x, half.norm, self._dtype)
+        inner = F.linear(normalised, *joined(half.inputs))
         if half.activation == "gelu":
             active = F.gelu(inner, approximate="tanh")
+        elif half.activation == "gelu_erf":
+            active = F.gelu(inner)
         else:
             active = gated(inner, half.activation)
-        return F.linear(active, half.down.weight, half.down.bias)
+        output = F.linear(active, half.down.weight, half.down.bias)
+        return (output, normalised) if self._and_norm else output
 
 
 def _norm(x: Tensor, norm: NormDescription, dtype: torch.dtype) -> Tensor:

@@ -29,7 +29,9 @@ def fused_inputs(model: nn.Module, batch: Batch, compute_dtype: torch.dtype) -> 
     fusion = _fusion_of(model)
     fused = fusion is not None and bool(fusion.blocks)
     by_documents = getattr(config, "_attn_implementation", None) == BY_DOCUMENTS
-    sequences = Sequences.of(batch) if fused or batch.causal else None
+    sequences = Sequences.of(batch) if batch.causal else None
+    if fusion is not None and fused:
+        sequences = fusion.sequences(batch)
     if sequences is None:
         return model_inputs(batch, config, compute_dtype)
     if (fusion is not None and fusion.whole) or (by_documents and batch.causal):

@@ -17,18 +17,21 @@ from torch import Tensor, nn
 from fp8core.conversion.find import is_conv1d
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion.joined import join
+from fp8core.fusion.layouts import BlockLayout
 from fp8core.fusion.sequences import Sequences
 
 __all__ = [
     "Activation",
     "AttentionHalf",
-    "BlockLayout",
     "BlockParts",
     "FP8AttentionParts",
     "FusingEngine",
     "GatedActivation",
+    "Halves",
+    "Kernel",
     "MLPHalf",
     "NamedLinear",
+    "NormedKernel",
     "core_name",
     "joined",
     "own_head_norm",
@@ -37,26 +40,8 @@ __all__ = [
 
 GatedActivation = Literal["swiglu", "geglu"]
 """``act(gate) * up`` with SiLU, or with GELU in its tanh approximation."""
-Activation = Literal["swiglu", "geglu", "gelu"]
-"""The last: ``act(up)`` with GELU in its tanh approximation, and no gate."""
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    """The names of a block's children: its two norms, its attention and its MLP.
-
-    ``rotated``: whether attention rotates q and k by their positions.
-    """
-
-    attention_norm: str
-    attention: str
-    mlp_norm: str
-    mlp: str
-    rotated: bool
-
-    @property
-    def children(self) -> frozenset[str]:
-        return frozenset((self.attention_norm, self.attention, self.mlp_norm, self.mlp))
+Activation = Literal["swiglu", "geglu", "gelu", "gelu_erf"]
+"""The last two: ``act(up)``, with no gate, of GELU in its tanh approximation and of GELU itself."""
 
 
 @dataclass(frozen=True)
@@ -95,18 +80,18 @@ class NamedLinear:
 
 @dataclass(frozen=True)
 class AttentionHalf:
-    """``x + o(attention(rotate(q), rotate(k), v))`` with q, k, v linear in ``norm(x)``.
+    """``o(attention(rotate(q), rotate(k), v))`` with q, k, v linear in ``norm(x)``, or in x.
 
     ``inputs``: the Linears of q, k and v, or the one of all three together. ``rotated``: whether q
     and k are. ``head_norms``: whether the attention module normalises each head of q and k, by its
     children ``q_norm`` and ``k_norm``. ``window``: how many tokens one sees, itself included; None:
-    all.
+    all. ``causal``: whether a token sees none behind it. ``dropout``: of attention's weights.
     """
 
     name: str
     module: nn.Module
-    norm: NormDescription
-    norm_name: str
+    norm: NormDescription | None
+    norm_name: str | None
     inputs: tuple[NamedLinear, ...]
     o: NamedLinear
     heads: int
@@ -116,10 +101,18 @@ class AttentionHalf:
     window: int | None
     head_norms: bool
     rotated: bool
+    causal: bool = True
+    dropout: nn.Dropout | None = None
 
     @property
     def layers(self) -> tuple[str, ...]:
-        return (self.norm_name, *(linear.name for linear in self.inputs), self.o.name)
+        norm = () if self.norm_name is None else (self.norm_name,)
+        return (*norm, *(linear.name for linear in self.inputs), self.o.name)
+
+    @property
+    def dropped(self) -> float:
+        """The share of attention's weights that is dropped out now."""
+        return self.dropout.p if self.dropout is not None and self.module.training else 0.0
 
     @property
     def group(self) -> str:
@@ -134,9 +127,11 @@ class AttentionHalf:
 
 @dataclass(frozen=True)
 class MLPHalf:
-    """``x + down(act(gate) * up)`` with gate and up linear in ``norm(x)``; or without a gate.
+    """``down(act(gate) * up)`` with gate and up linear in ``norm(x)``; or without a gate.
 
-    ``inputs``: the Linears of gate and up, or of up alone.
+    ``inputs``: the Linears of gate and up, or of up alone. ``prefix``: what the names of both
+    layers begin with, where there is no gate and it is not the half's own name. ``returns_norm``:
+    whether ``norm(x)`` is wanted beside it, for the residual.
     """
 
     name: str
@@ -145,6 +140,8 @@ class MLPHalf:
     inputs: tuple[NamedLinear, ...]
     down: NamedLinear
     activation: Activation
+    prefix: str | None = None
+    returns_norm: bool = False
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -152,11 +149,16 @@ class MLPHalf:
 
     @property
     def gemms(self) -> tuple[str, str]:
-        """The names of the two, behind that of the half."""
+        """The names of the two, behind that of the module."""
         if len(self.inputs) == 2:
             return ".gate_up_proj", ".down_proj"
-        up, down = (linear.name.removeprefix(self.name) for linear in (*self.inputs, self.down))
+        up, down = (linear.name.removeprefix(self.group) for linear in (*self.inputs, self.down))
         return up, down
+
+    @property
+    def group(self) -> str:
+        """The name of the module that computes both GEMMs."""
+        return self.name if self.prefix is None else self.prefix
 
 
 def core_name(attention: str) -> str:
@@ -165,6 +167,8 @@ def core_name(attention: str) -> str:
 
 
 Kernel = Callable[[Tensor], Tensor]
+NormedKernel = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Gives the normalised input beside its output."""
 Attend = Callable[[Tensor, Tensor, Tensor, Sequences], Tensor]
 
 
@@ -180,10 +184,27 @@ class BlockParts(Protocol):
         """The Linears, side by side, of the normalised input."""
         ...
 
+    def norm_linear_and_norm(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> NormedKernel:
+        """The same, and the normalised input."""
+        ...
+
+    def linears(self, linears: Sequence[NamedLinear], name: str) -> Kernel:
+        """The Linears, side by side, of the input as it is."""
+        ...
+
     def linear(self, linear: NamedLinear) -> Kernel: ...
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
-        """``down(act(gate) * up)`` of the normalised input, or ``down(act(up))``."""
+        """``down(act(gate) * up)`` of the normalised input, or ``down(act(up))``.
+
+        Of GELU by the error function it is not asked.
+        """
+        ...
+
+    def norm_mlp_and_norm(self, half: MLPHalf) -> NormedKernel:
+        """The same, and the normalised input."""
         ...
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
@@ -268,12 +289,16 @@ def own_head_norm(half: AttentionHalf, name: str) -> Kernel:
 
 @dataclass
 class Halves:
-    """The halves of one block that are to be fused, and why not the others."""
+    """The halves of one block that are to be fused, and why not the others.
+
+    ``causal``: whether its attention, fused or not, looks back alone.
+    """
 
     layout: BlockLayout
     attention: AttentionHalf | None = None
     mlp: MLPHalf | None = None
     reasons: list[str] = field(default_factory=list)
+    causal: bool = True
 
     def keep_apart(self, kept: Mapping[str, str]) -> None:
         """Gives up each half that holds one of the layers ``kept``, which come with why."""

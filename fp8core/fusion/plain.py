@@ -21,6 +21,7 @@ from fp8core.fusion.parts import (
     Kernel,
     MLPHalf,
     NamedLinear,
+    NormedKernel,
     joined,
     own_head_norm,
     split_heads,
@@ -44,19 +45,36 @@ class PlainParts:
     ) -> Kernel:
         return lambda x: F.linear(_normalised(x, norm), *joined(linears))
 
+    def norm_linear_and_norm(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> NormedKernel:
+        def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+            normalised = _normalised(x, norm)
+            return F.linear(normalised, *joined(linears)), normalised
+
+        return kernel
+
+    def linears(self, linears: Sequence[NamedLinear], name: str) -> Kernel:
+        return lambda x: F.linear(x, *joined(linears))
+
     def linear(self, linear: NamedLinear) -> Kernel:
         return lambda x: F.linear(x, linear.weight, linear.bias)
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
-        def kernel(x: Tensor) -> Tensor:
-            inner = F.linear(_normalised(x, half.norm), *joined(half.inputs))
+        kernel = self.norm_mlp_and_norm(half)
+        return lambda x: kernel(x)[0]
+
+    def norm_mlp_and_norm(self, half: MLPHalf) -> NormedKernel:
+        def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+            normalised = _normalised(x, half.norm)
+            inner = F.linear(normalised, *joined(half.inputs))
             if half.activation == "gelu":
                 active = F.gelu(inner, approximate="tanh")
             else:
                 gate, up = inner.chunk(2, dim=-1)
                 silu = half.activation == "swiglu"
                 active = (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up
-            return F.linear(active, half.down.weight, half.down.bias)
+            return F.linear(active, half.down.weight, half.down.bias), normalised
 
         return kernel
 
@@ -69,7 +87,8 @@ class PlainParts:
                 query.transpose(1, 2),
                 key.transpose(1, 2),
                 value.transpose(1, 2),
-                attn_mask=sequences.mask(query.device, half.window),
+                attn_mask=sequences.mask(query.device, half.window, causal=half.causal),
+                dropout_p=half.dropped,
                 scale=half.scale,
                 enable_gqa=half.heads != half.kv_heads,
             )

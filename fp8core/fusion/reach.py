@@ -23,14 +23,15 @@ _LENGTH = 32
 _CUT = 16  # where the second document begins
 
 
-def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool) -> str | None:
+def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool, causal: bool) -> str | None:
     """Why ``layers`` of ``model`` cannot be given sequences; None where all of them get them.
 
     One row of two documents goes through the model in evaluation mode. ``masked``: whether the
-    model is called with masks as well, for attention that is not fused.
+    model is called with masks as well, for attention that is not fused. ``causal``: whether its
+    attention looks back alone.
     """
-    batch = _two_documents().to(next(model.parameters()).device)
-    sequences = Sequences.of(batch)
+    batch = _two_documents(causal).to(next(model.parameters()).device)
+    sequences = Sequences.of(batch, causal=causal)
     assert sequences is not None
     if masked:
         inputs = {**model_inputs(batch, model.config), "use_cache": False, SEQUENCES: sequences}
@@ -67,11 +68,11 @@ def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool) -> str |
     return None
 
 
-def _two_documents() -> Batch:
+def _two_documents(causal: bool) -> Batch:
     documents = torch.zeros(1, _LENGTH, dtype=torch.int32)
     documents[0, _CUT:] = 1
     bounds = document_bounds(documents)
     ids = torch.arange(_LENGTH)[None, :] % 2  # every vocabulary has them
     positions = Sequences(1, _LENGTH, bounds).positions(ids.device)
     labels = torch.full_like(ids, IGNORED)
-    return Batch(ids, labels, None, positions, documents, _LENGTH, 0, True, bounds)
+    return Batch(ids, labels, None, positions, documents, _LENGTH, 0, causal, bounds)

@@ -1,7 +1,7 @@
-"""Decoder blocks found by their structure: Llama's and those of its many descendants, and GPT-2's.
+"""Blocks found by their structure: Llama's and those of its many descendants, GPT-2's and BERT's.
 
-A block is a module with the four children of a `BlockLayout` and no other; its class is never asked
-for its name. What is found here is a claim about what the block computes; `check` proves it on
+A block is a module with the children of a `BlockLayout` and no other; its class is never asked for
+its name. What is found here is a claim about what the block computes; `check` proves it on
 numbers before it is used.
 """
 
@@ -10,33 +10,36 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fp8core.conversion.find import is_conv1d
-from fp8core.conversion.norms import describe_norm
 from fp8core.engines.protocol import NormDescription
-from fp8core.fusion.parts import (
-    AttentionHalf,
-    BlockLayout,
-    GatedActivation,
-    Halves,
-    MLPHalf,
-    NamedLinear,
-)
+from fp8core.fusion import recognise_bert
+from fp8core.fusion.children import Function, activation, described_norm, hooked, linears
+from fp8core.fusion.layouts import BlockLayout, PreNorm
+from fp8core.fusion.parts import AttentionHalf, GatedActivation, Halves, MLPHalf, NamedLinear
 
 __all__ = ["NO_BLOCKS", "describe_block", "find_blocks"]
 
 NO_BLOCKS = (
-    "the model has no blocks built as Llama's or GPT-2's, with a norm before attention and one "
-    "before the MLP"
+    "the model has no blocks built as Llama's, GPT-2's or BERT's, with attention, then an MLP, and "
+    "a norm before or behind each"
 )
 """Why nothing of a model is fused in which `find_blocks` finds nothing."""
 
-LLAMA = BlockLayout("input_layernorm", "self_attn", "post_attention_layernorm", "mlp", rotated=True)
-GPT2 = BlockLayout("ln_1", "attn", "ln_2", "mlp", rotated=False)
 
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+def _pre_norm(family: str, *children: str, rotated: bool) -> PreNorm:
+    """Children in their order: norm, attention, norm, MLP."""
+    norm, attention, mlp_norm, mlp = children
+    return PreNorm(family, frozenset(children), attention, rotated, norm, mlp_norm, mlp)
+
+
+LLAMA = _pre_norm(
+    "Llama", "input_layernorm", "self_attn", "post_attention_layernorm", "mlp", rotated=True
+)
+GPT2 = _pre_norm("GPT-2", "ln_1", "attn", "ln_2", "mlp", rotated=False)
+BERT = recognise_bert.BERT
+
+_GATED: dict[Function | None, GatedActivation] = {"silu": "swiglu", "gelu_tanh": "geglu"}
 
 
 def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -54,7 +57,7 @@ def _layout(module: nn.Module) -> BlockLayout | None:
         norms = set() if layout is LLAMA else {layout.attention_norm, layout.mlp_norm}
         if {layout.attention, layout.mlp} | norms <= children:
             return layout
-    return None
+    return BERT if recognise_bert.is_built_so(module) else None
 
 
 def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
@@ -65,12 +68,14 @@ def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
     halves = Halves(layout)
     children = {key for key, child in block._modules.items() if child is not None}
     if children != layout.children:
-        odd, of = sorted(children ^ layout.children), "Llama" if layout is LLAMA else "GPT-2"
-        halves.reasons.append(f"its parts are not those of a {of} block: {', '.join(odd)}")
+        odd = ", ".join(sorted(children ^ layout.children))
+        halves.reasons.append(f"its parts are not those of a {layout.family} block: {odd}")
         return halves
     if "forward" in block.__dict__:
         halves.reasons.append("its forward was replaced on this one object")
         return halves
+    if not isinstance(layout, PreNorm):
+        return recognise_bert.describe_halves(name, block, config)
     if layout is LLAMA:
         describe_attention, describe_mlp = _attention, _mlp
     else:
@@ -79,7 +84,8 @@ def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
         (describe_attention, (layout.attention_norm, layout.attention)),
         (describe_mlp, (layout.mlp_norm, layout.mlp)),
     ):
-        found = _hooked(name, block, parts) or describe(name, block, config)
+        # Hooks of what a half replaces would not be called; those of the block itself are.
+        found = hooked(name, block, parts) or describe(name, block, config)
         if isinstance(found, AttentionHalf):
             halves.attention = found
         elif isinstance(found, MLPHalf):
@@ -87,15 +93,6 @@ def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
         else:
             halves.reasons.append(found)
     return halves
-
-
-def _hooked(name: str, block: nn.Module, children: tuple[str, ...]) -> str | None:
-    """Hooks of what a half replaces would not be called; those of the block itself are."""
-    for child in children:
-        for path, module in block.get_submodule(child).named_modules(prefix=f"{name}.{child}"):
-            if any(getattr(module, hooks) for hooks in _HOOKS):
-                return f"{path} has hooks, which would not be called"
-    return None
 
 
 def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
@@ -106,14 +103,14 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
     head_norms = children == wanted | {"q_norm", "k_norm"}
     if children != wanted and not head_norms:
         return f"{path} has other parts than q, k, v and o: {', '.join(sorted(children ^ wanted))}"
-    linears = _linears(path, attention, ("q_proj", "k_proj", "v_proj", "o_proj"))
-    norm = _norm(f"{name}.input_layernorm", block.get_submodule("input_layernorm"))
-    for found in (linears, norm):
+    layers = linears(path, attention, ("q_proj", "k_proj", "v_proj", "o_proj"))
+    norm = described_norm(f"{name}.input_layernorm", block.get_submodule("input_layernorm"))
+    for found in (layers, norm):
         if isinstance(found, str):
             return found
-    assert not isinstance(linears, str)
+    assert not isinstance(layers, str)
     assert not isinstance(norm, str)
-    q, k, v, o = linears
+    q, k, v, o = layers
     if len({linear.bias is None for linear in (q, k, v)}) > 1:
         return f"{path}: some of q, k and v have a bias and some have none"
     if getattr(attention, "is_causal", None) is not True:
@@ -130,7 +127,7 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
         return f"{path}: {heads} heads of q and {kv_heads} of k and v do not fit"
     if head_norms:
         for child in ("q_norm", "k_norm"):
-            described = _norm(f"{path}.{child}", attention.get_submodule(child))
+            described = described_norm(f"{path}.{child}", attention.get_submodule(child))
             if isinstance(described, str):
                 return described
             if described.normalized_shape != (head_dim,):
@@ -171,20 +168,20 @@ def _mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
     if children - {"act_fn"} != set(wanted):
         odd = sorted((children - {"act_fn"}) ^ set(wanted))
         return f"{path} has other parts than gate, up and down: {', '.join(odd)}"
-    linears = _linears(path, mlp, wanted)
-    norm = _norm(
+    layers = linears(path, mlp, wanted)
+    norm = described_norm(
         f"{name}.post_attention_layernorm", block.get_submodule("post_attention_layernorm")
     )
-    for found in (linears, norm):
+    for found in (layers, norm):
         if isinstance(found, str):
             return found
-    assert not isinstance(linears, str)
+    assert not isinstance(layers, str)
     assert not isinstance(norm, str)
-    gate, up, down = linears
-    if any(linear.bias is not None for linear in linears):
+    gate, up, down = layers
+    if any(linear.bias is not None for linear in layers):
         return f"{path} has biases"
-    activation = _activation(getattr(mlp, "act_fn", None))
-    if activation is None:
+    gated = _GATED.get(activation(getattr(mlp, "act_fn", None)))
+    if gated is None:
         return f"{path} has an activation that is neither SiLU nor GELU in its tanh approximation"
     return MLPHalf(
         name=path,
@@ -192,7 +189,7 @@ def _mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
         norm_name=f"{name}.post_attention_layernorm",
         inputs=(gate, up),
         down=down,
-        activation=activation,
+        activation=gated,
     )
 
 
@@ -234,7 +231,7 @@ def _gpt2_mlp(name: str, block: nn.Module, config: Any) -> MLPHalf | str:
     if isinstance(found, str):
         return found
     norm, (up, down) = found
-    if _activation(getattr(mlp, "act", None)) != "geglu":
+    if activation(getattr(mlp, "act", None)) != "gelu_tanh":
         return f"{path} has an activation that is not GELU in its tanh approximation"
     return MLPHalf(path, norm, f"{name}.ln_2", (up,), down, "gelu")
 
@@ -248,52 +245,10 @@ def _gpt2_half(
             return f"{path}.{key} drops out"
         if child is not None and key not in keys and child._parameters:
             return f"{path} has another part: {key}"
-    linears = _linears(path, parent, keys)
-    if isinstance(linears, str):
-        return linears
-    if len({linear.bias is None for linear in linears}) > 1:
+    layers = linears(path, parent, keys)
+    if isinstance(layers, str):
+        return layers
+    if len({linear.bias is None for linear in layers}) > 1:
         return f"{path}: one of its layers has a bias and one has none"
-    norm = _norm(f"{name}.{norm_key}", block.get_submodule(norm_key))
-    return norm if isinstance(norm, str) else (norm, linears)
-
-
-def _linears(path: str, parent: Any, names: tuple[str, ...]) -> tuple[NamedLinear, ...] | str:
-    found = []
-    for name in names:
-        module = parent._modules.get(name)
-        if module is None:
-            return f"{path} has no {name}"
-        if type(module) is not nn.Linear and not is_conv1d(module):
-            return f"{path}.{name} is a {type(module).__name__}, not a plain Linear"
-        found.append(NamedLinear(f"{path}.{name}", module))
-    return tuple(found)
-
-
-def _norm(name: str, module: nn.Module) -> NormDescription | str:
-    norm = describe_norm(module)
-    if isinstance(norm, str):
-        return f"{name}: {norm}"
-    if norm.weight is None:
-        return f"{name} has no weight"
-    return norm
-
-
-def _activation(function: Any) -> GatedActivation | None:
-    """What ``function`` computes, proved on numbers in float64."""
-    if not callable(function):
-        return None
-    points = torch.linspace(-12.0, 12.0, 769, dtype=torch.float64, device="cpu")
-    try:
-        with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            values = function(points)
-    # An activation may be any callable, and fail in any way.
-    except Exception:
-        return None
-    references: dict[GatedActivation, Tensor] = {
-        "swiglu": nn.functional.silu(points),
-        "geglu": nn.functional.gelu(points, approximate="tanh"),
-    }
-    for activation, reference in references.items():
-        if isinstance(values, Tensor) and torch.allclose(values, reference, rtol=1e-9, atol=1e-12):
-            return activation
-    return None
+    norm = described_norm(f"{name}.{norm_key}", block.get_submodule(norm_key))
+    return norm if isinstance(norm, str) else (norm, layers)

@@ -1,7 +1,8 @@
 """How the tokens of a micro-batch fall into sequences, for attention that knows no masks.
 
-A causal block needs no mask of shape [T, T]: it is enough to know where each sequence begins. A row
-that is padded at its end is one sequence all the same, as no token looks ahead.
+A block needs no mask of shape [T, T]: it is enough to know where each sequence begins. Where no
+token looks ahead, a row that is padded at its end is one sequence all the same; where they do, the
+padding is a sequence of its own.
 """
 
 from __future__ import annotations
@@ -29,23 +30,28 @@ class Sequences:
     bounds: Tensor | None = None
 
     @classmethod
-    def of(cls, batch: Batch) -> Sequences | None:
-        """Those of a batch of a causal model; None where its documents may be looked at ahead."""
+    def of(cls, batch: Batch, *, causal: bool = True) -> Sequences | None:
+        """Those of a batch for attention that is ``causal`` or not; None where packed documents are
+        meant for the other."""
         rows, length = batch.input_ids.shape
-        if not batch.packed:
+        if causal and not batch.packed:
             return cls(rows, length)
-        if not batch.causal:
+        if batch.packed and batch.causal != causal:
             return None
         bounds = batch.document_bounds
         if bounds is None:
-            bounds = document_bounds(batch.document_ids)
+            mask = batch.attention_mask
+            bounds = document_bounds(batch.document_ids if mask is None else mask)
         return cls(rows, length, None if bounds.numel() - 1 == rows else bounds)
 
-    def mask(self, device: torch.device, window: int | None = None) -> Tensor:
-        """[B, 1, T, T] bool: who sees whom, of the last ``window`` tokens (itself included)."""
+    def mask(
+        self, device: torch.device, window: int | None = None, *, causal: bool = True
+    ) -> Tensor:
+        """[B, 1, T, T] bool: who sees whom; where ``causal``, of those before it alone, and of the
+        last ``window`` tokens (itself included)."""
         places = torch.arange(self.length, device=device)
         distance = places[:, None] - places[None, :]
-        allowed = distance >= 0
+        allowed = distance >= 0 if causal else torch.ones_like(distance, dtype=torch.bool)
         if window is not None:
             allowed &= distance < window
         allowed = allowed.expand(self.rows, 1, self.length, self.length)

@@ -40,19 +40,21 @@ _PASSES = 3  # scales of delayed scaling begin at 1, and are those of the inputs
 class TEAttention:
     """`Attend` of one block; `in_fp8` says how whole rows are computed where FP8 is on at all.
 
-    Several documents in a row are always computed in bf16: the FP8 kernels know no documents.
+    Several documents in a row are always computed in bf16: the FP8 kernels know no documents. So
+    are whole rows whose weights are dropped out, by PyTorch's kernel and random numbers.
     """
 
     def __init__(self, half: AttentionHalf) -> None:
         self.in_fp8 = False
         self._half = half
+        self._mask_type = "causal" if half.causal else "no_mask"
         self.core = _core_class()(
             half.heads,
             half.head_dim,
             num_gqa_groups=half.kv_heads,
             attention_dropout=0.0,
             qkv_format="bshd",
-            attn_mask_type="causal",
+            attn_mask_type=self._mask_type,
             softmax_scale=half.scale,
             name=half.core_name,
         )
@@ -78,23 +80,30 @@ class TEAttention:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
         half = self._half
-        if sequences.bounds is not None:
-            packed = flash_attention(
-                query, key, value, sequences, scale=half.scale, window=half.window
+        if sequences.bounds is not None or half.dropped:
+            output = flash_attention(
+                query,
+                key,
+                value,
+                sequences,
+                dropout=half.dropped,
+                scale=half.scale,
+                window=half.window,
+                causal=half.causal,
             )
-            return packed.flatten(2)
+            return output.flatten(2)
         # A window as wide as the rows hides nothing, and kernels without one are faster.
         window = None
         if half.window is not None and half.window < sequences.length:
             window = (half.window - 1, 0)
         self.core.__dict__["_in_fp8"] = self.in_fp8
-        output: Tensor = self.core(
+        attended: Tensor = self.core(
             *(_contiguous(part) for part in (query, key, value)),
             qkv_format="bshd",
-            attn_mask_type="causal",
+            attn_mask_type=self._mask_type,
             window_size=window,
         )
-        return output
+        return attended
 
 
 def _contiguous(part: Any) -> Any:

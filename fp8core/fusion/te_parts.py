@@ -27,6 +27,7 @@ from fp8core.fusion.parts import (
     Kernel,
     MLPHalf,
     NamedLinear,
+    NormedKernel,
     own_head_norm,
     split_heads,
 )
@@ -91,12 +92,25 @@ class TEParts:
     def norm_linear(
         self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
     ) -> Kernel:
+        kernel: Kernel = self._norm_linear(norm, linears, name, and_norm=False)
+        return kernel
+
+    def norm_linear_and_norm(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
+    ) -> NormedKernel:
+        kernel: NormedKernel = self._norm_linear(norm, linears, name, and_norm=True)
+        return kernel
+
+    def _norm_linear(
+        self, norm: NormDescription, linears: Sequence[NamedLinear], name: str, *, and_norm: bool
+    ) -> Any:
         assert norm.weight is not None
         first = linears[0]
         layer = _class("LayerNormLinear")(
             first.in_features,
             sum(linear.out_features for linear in linears),
             **_norm_arguments(norm),
+            return_layernorm_output=and_norm,
             bias=first.bias is not None,
             parameters_split={f"part{i}": lin.out_features for i, lin in enumerate(linears)},
             params_dtype=first.parameter.dtype,
@@ -109,6 +123,29 @@ class TEParts:
             if linear.bias is not None:
                 setattr(layer, f"part{index}_bias", linear.bias)
         self._finish(layer, name, {"": linears})
+        return layer
+
+    def linears(self, linears: Sequence[NamedLinear], name: str) -> Kernel:
+        first = linears[0]
+        layer = _class("Linear")(
+            first.in_features,
+            sum(linear.out_features for linear in linears),
+            bias=first.bias is not None,
+            params_dtype=first.parameter.dtype,
+            device="meta",
+            name=name,
+        )
+        # It takes no several Parameters in the place of one where it is made without storage.
+        places: list[str] = []
+        for kind, names in (("weight", layer.weight_names), ("bias", layer.bias_names)):
+            layer._parameters.pop(kind, None)
+            names[:] = [f"part{index}_{kind}" for index in range(len(linears))]
+            places += names
+        values = [lin.parameter for lin in linears] + [lin.bias for lin in linears]
+        for place, value in zip(places, values, strict=True):
+            if value is not None:
+                nn.Module.register_parameter(layer, place, value)
+        self._finish(layer, name, {"": linears})
         kernel: Kernel = layer
         return kernel
 
@@ -120,6 +157,14 @@ class TEParts:
         return layer
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
+        kernel: Kernel = self._norm_mlp(half, and_norm=False)
+        return kernel
+
+    def norm_mlp_and_norm(self, half: MLPHalf) -> NormedKernel:
+        kernel: NormedKernel = self._norm_mlp(half, and_norm=True)
+        return kernel
+
+    def _norm_mlp(self, half: MLPHalf, *, and_norm: bool) -> Any:
         first, down = half.inputs[0], half.down
         layer = _class("LayerNormMLP")(
             first.in_features,
@@ -127,9 +172,10 @@ class TEParts:
             **_norm_arguments(half.norm),
             bias=first.bias is not None,
             activation=half.activation,
+            return_layernorm_output=and_norm,
             params_dtype=first.parameter.dtype,
             device="meta",
-            name=half.name,
+            name=half.group,
         )
         _take_norm(layer, half.norm)
         # Perhaps two Parameters in the place of one; `_get_weight_tensors` joins them.
@@ -139,9 +185,8 @@ class TEParts:
         layer.fc2_weight = down.parameter
         if first.bias is not None:
             layer.fc1_bias, layer.fc2_bias = first.bias, down.bias
-        self._finish(layer, half.name, dict(zip(half.gemms, (half.inputs, [down]), strict=True)))
-        kernel: Kernel = layer
-        return kernel
+        self._finish(layer, half.group, dict(zip(half.gemms, (half.inputs, [down]), strict=True)))
+        return layer
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
         return own_head_norm(half, name)
@@ -167,8 +212,10 @@ class TEParts:
         fp8 = self._fp8_attention
         if fp8 is None:
             return "the recipe does not ask for it"
+        if half.dropout is not None and half.dropout.p:
+            return "it drops weights out, which is done in bf16"
         # Attention has no weights: what holds of one block holds of those that are like it.
-        alike = (half.heads, half.kv_heads, half.head_dim, half.scale, half.window)
+        alike = (half.heads, half.kv_heads, half.head_dim, half.scale, half.window, half.causal)
         if alike not in self._fp8_refusals:
             device = half.o.parameter.device
             self._fp8_refusals[alike] = fp8_refusal(half, fp8.context, fp8.after_backward, device)
@@ -245,15 +292,14 @@ def _take_norm(layer: Any, norm: NormDescription) -> None:
 
 @functools.cache
 def _class(name: str) -> Any:
-    """``te.LayerNormLinear`` or ``te.LayerNormMLP`` that asks the engine about kept casts."""
+    """``te.Linear``, ``LayerNormLinear`` or ``LayerNormMLP`` that asks about kept casts."""
     import transformer_engine.pytorch as te
 
     base = getattr(te, name)
 
-    def forward(self: Any, inp: Tensor) -> Tensor:
+    def forward(self: Any, inp: Tensor) -> Any:
         first = self._weight_casts.is_first(self.name, *self._cast_weights)
-        output: Tensor = base.forward(self, inp, is_first_microbatch=first)
-        return output
+        return base.forward(self, inp, is_first_microbatch=first)
 
     def weights(self: Any) -> list[Tensor]:
         """One for each GEMM."""

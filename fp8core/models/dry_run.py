@@ -123,8 +123,8 @@ def _inputs(
 ) -> dict[str, Any]:
     """What the model is called with: without masks of [T, T] where a GPU goes by documents."""
     batch = _batch(spec)
-    by_documents = fusion.whole or _goes_by_documents(model, spec, compute)
-    if spec.task == "causal_lm" and by_documents:
+    fused = fusion.whole and fusion.causal == batch.causal
+    if fused or (batch.causal and _goes_by_documents(model, spec, compute)):
         model.config._attn_implementation = _without_masks()
         return {"input_ids": batch.input_ids}
     return model_inputs(batch, model.config, compute)

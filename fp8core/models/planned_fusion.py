@@ -1,4 +1,4 @@
-"""Which decoder blocks of a model on the meta device would be fused, and what those keep.
+"""Which blocks of a model on the meta device would be fused, and what those keep.
 
 Blocks are recognised as `fp8core.fusion.fuse` does; its proof on numbers needs the GPU and cannot
 be had here. What a fused block keeps for its backward pass is that of Transformer Engine's modules
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from fp8core.conversion import Decision
 from fp8core.conversion.decide import kept_apart
-from fp8core.fusion.parts import Halves, MLPHalf
+from fp8core.fusion.layouts import through
+from fp8core.fusion.parts import AttentionHalf, Halves, MLPHalf
 from fp8core.fusion.recognise import NO_BLOCKS, describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
 from fp8core.models.weight_copies import weight_copies
@@ -65,6 +66,11 @@ class PlannedFusion:
         """Whether no attention of the model needs a mask."""
         attention = sum(block.halves.attention is not None for block in self.blocks)
         return attention == self.found > 0
+
+    @property
+    def causal(self) -> bool:
+        """Whether the attention of its blocks looks back alone."""
+        return all(block.halves.causal for block in self.blocks)
 
     def to_json(self) -> dict[str, object]:
         """``blocks``, ``fused``, ``fused_in_part`` (counts), ``loss`` (whether it is fused too),
@@ -174,45 +180,55 @@ def fused_forward(
     names = list(inspect.signature(type(layer).forward).parameters)[2:]
 
     def forward(hidden: Tensor, *positional: Any, **options: Any) -> Tensor:
-        own, half = layer.get_submodule, block.halves.attention
-        if half is not None:
-            weights = [linear.weight for linear in (*half.inputs, half.o)]
-            keeps = _attention_keeps(block.halves, plain)
+        attention, mlp = block.halves.attention, block.halves.mlp
+
+        def attend(x: Tensor) -> Tensor:
+            assert attention is not None
+            weights = [linear.weight for linear in (*attention.inputs, attention.o)]
             # Kernels without FP8 read their input in whatever dtype it has.
-            x = hidden if plain else hidden.to(compute)
-            added = _Fused.apply(x, keeps, copies, compute, *weights)
-        else:
+            given = x if plain and attention.norm is not None else x.to(compute)
+            return _fused(given, _attention_keeps(attention, plain), copies, compute, *weights)
+
+        def multiply(x: Tensor) -> Any:
+            assert mlp is not None
+            weights = [linear.weight for linear in (*mlp.inputs, mlp.down)]
+            given = x if plain else x.to(compute)
+            keeps = _mlp_keeps(mlp, x.shape[-1], by_blocks, plain)
+            output = _fused(given, keeps, copies, compute, *weights)
+            # What the norm gives is one tensor more, that nothing keeps.
+            return (output, output.detach().clone()) if mlp.returns_norm else output
+
+        if attention is None:
             options |= dict(zip(names, positional, strict=False))
-            normalised = own(layout.attention_norm)(hidden)
-            attended = own(layout.attention)(hidden_states=normalised, **options)
-            added = attended[0] if isinstance(attended, tuple) else attended
-        hidden = hidden + added
-        mlp = block.halves.mlp
-        if mlp is None:
-            output: Tensor = hidden + own(layout.mlp)(own(layout.mlp_norm)(hidden))
-            return output
-        weights = [linear.weight for linear in (*mlp.inputs, mlp.down)]
-        keeps = _mlp_keeps(mlp, hidden.shape[-1], by_blocks, plain)
-        x = hidden if plain else hidden.to(compute)
-        return hidden + _Fused.apply(x, keeps, copies, compute, *weights)
+        return through(
+            layer,
+            layout,
+            hidden,
+            None if attention is None else attend,
+            None if mlp is None else multiply,
+            options,
+        )
 
     return forward
 
 
 @dataclass(frozen=True)
 class _Keeps:
-    """Elements a token by dtype (None: the compute dtype); ``if_trained``: with its weights."""
+    """Elements a token by dtype (None: the compute dtype); ``if_trained``: with its weights.
+
+    ``input``: whether the input itself is kept, as a norm's is.
+    """
 
     always: tuple[tuple[int, torch.dtype | None], ...]
     if_trained: tuple[tuple[int, torch.dtype | None], ...]
+    input: bool = True
 
 
-def _attention_keeps(halves: Halves, plain: bool) -> _Keeps:
-    half = halves.attention
-    assert half is not None
+def _attention_keeps(half: AttentionHalf, plain: bool) -> _Keeps:
     width, kv_width = half.heads * half.head_dim, half.kv_heads * half.head_dim
+    normed = half.norm is not None
     always: list[tuple[int, torch.dtype | None]] = [
-        (1, _FP32),  # the norm's reciprocal deviation
+        (int(normed), _FP32),  # the norm's reciprocal deviation
         (width, None),  # q
         (kv_width, None),
         (kv_width, None),
@@ -221,11 +237,12 @@ def _attention_keeps(halves: Halves, plain: bool) -> _Keeps:
     ]
     if half.head_norms:
         always += [(width, None), (kv_width, None)]  # the inputs of q_norm and k_norm
+    entered = half.inputs[0].in_features
     if plain:
-        # The second GEMM's input is attention's output itself.
-        return _Keeps(tuple(always), ((half.inputs[0].in_features, None),))
+        # The second GEMM's input is attention's output itself; the first one's what a norm gave.
+        return _Keeps(tuple(always), ((entered, None),), input=normed)
     # The inputs of the two GEMMs, column-wise.
-    return _Keeps(tuple(always), ((half.inputs[0].in_features, _FP8), (width, _FP8)))
+    return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=normed)
 
 
 def _mlp_keeps(half: MLPHalf, hidden: int, by_blocks: bool, plain: bool) -> _Keeps:
@@ -233,9 +250,16 @@ def _mlp_keeps(half: MLPHalf, hidden: int, by_blocks: bool, plain: bool) -> _Kee
     always = ((1, _FP32), (len(half.inputs) * inner, None))  # gate and up, before the activation
     if plain:
         return _Keeps(always, ((hidden, None), (inner, None)))
+    if half.activation == "gelu_erf":
+        return _Keeps(always, ((hidden, _FP8), (inner, _FP8)))
     # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.
     product = 2 * inner if by_blocks else inner
     return _Keeps(always, ((2 * hidden, _FP8), (product, _FP8)))
+
+
+def _fused(x: Tensor, keeps: _Keeps, copies: int, compute: torch.dtype, *weights: Tensor) -> Tensor:
+    output: Tensor = _Fused.apply(x, keeps, copies, compute, *weights)
+    return output
 
 
 class _Fused(torch.autograd.Function):
@@ -250,5 +274,5 @@ class _Fused(torch.autograd.Function):
         tokens = x.shape[:-1]
         made = [x.new_empty(*tokens, count, dtype=dtype or compute) for count, dtype in counts]
         made += [x.new_empty(copies, *weight.shape, dtype=_FP8) for weight in weights]
-        ctx.save_for_backward(x, *made)
+        ctx.save_for_backward(*((x,) if keeps.input else ()), *made)
         return torch.empty_like(x, dtype=compute)

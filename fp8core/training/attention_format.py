@@ -1,6 +1,7 @@
 """How much of a run's attention computes in FP8, where the recipe asks for it.
 
 Micro-batches in which a row holds several documents attend in bf16: FP8 kernels know no documents.
+Where attention looks ahead, padding is one more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from collections.abc import Sequence
 
 from fp8core.conversion import ConversionReport
 from fp8core.data.batch import Batch
-from fp8core.fusion.sequences import Sequences
 from fp8core.telemetry import TelemetryWriter
 
 __all__ = ["SHARE", "AttentionFormat"]
@@ -22,7 +22,8 @@ class AttentionFormat:
     """Counts micro-batches, and says once where some attend in bf16."""
 
     def __init__(self, conversion: ConversionReport, telemetry: TelemetryWriter) -> None:
-        attention = {} if conversion.fusion is None else conversion.fusion.fp8_attention
+        self._fusion = conversion.fusion
+        attention = {} if self._fusion is None else self._fusion.fp8_attention
         self._asked = None in attention.values()
         self._telemetry = telemetry
         self._said = False
@@ -30,9 +31,10 @@ class AttentionFormat:
 
     def note(self, step: int, batches: Sequence[Batch]) -> None:
         """The micro-batches of ``step``, on the host; nothing is waited for."""
-        if not self._asked:
+        if not self._asked or self._fusion is None:
             return
-        whole = [(s := Sequences.of(batch)) is not None and s.bounds is None for batch in batches]
+        found = [self._fusion.sequences(batch) for batch in batches]
+        whole = [sequences is not None and sequences.bounds is None for sequences in found]
         self._in_all += len(whole)
         self._in_fp8 += sum(whole)
         if not all(whole) and not self._said:

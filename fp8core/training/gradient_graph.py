@@ -123,8 +123,13 @@ def _documents(batch: Batch) -> int:
 
 
 def _padded(batch: Batch, room: int | None) -> Batch:
-    """With bounds for ``room`` documents, the last ones empty; None: bounds are not read."""
+    """With bounds for ``room`` documents, the last ones empty; None: bounds are not read.
+
+    Those of padded rows, as many as the batch makes, are left away.
+    """
     bounds = batch.document_bounds
+    if not batch.packed:
+        return replace(batch, document_bounds=None)
     if room is None or bounds is None:
         return batch
     more = bounds[-1:].expand(room + 1 - bounds.numel())

@@ -62,6 +62,8 @@ def _unfit(conversion: ConversionReport) -> str | None:
         return "not all blocks are fused"
     if any(block.attention is None or block.mlp is None for block in fusion.blocks):
         return "not all blocks are fused in both halves"
+    if not fusion.causal:
+        return "attention looks ahead, and such steps were not measured as a graph"
     drops = (m for m in conversion.model.modules() if isinstance(m, nn.Dropout) and m.p > 0)
     if next(drops, None) is not None:
         return "the model drops out activations"

@@ -411,14 +411,8 @@ def test_weights_read_in_another_order_are_refused_and_the_output_is_named() -> 
 
 
 def test_a_model_without_blocks_is_left_alone() -> None:
-    model = transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            vocab_size=64,
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-        )
+    model = transformers.DistilBertForMaskedLM(
+        transformers.DistilBertConfig(vocab_size=64, dim=32, n_layers=1, n_heads=2, hidden_dim=32)
     )
     fusion = fuse(model, PlainParts(), {})
     assert fusion.rows == []

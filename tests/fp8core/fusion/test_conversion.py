@@ -74,20 +74,14 @@ def test_none_fuses_nothing() -> None:
     assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
 
 
-def test_an_encoder_that_normalises_behind_its_sums_is_not_fused_and_the_report_says_so() -> None:
-    bert = transformers.BertForMaskedLM(
-        transformers.BertConfig(
-            vocab_size=64,
-            hidden_size=32,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=32,
-        )
+def test_a_model_without_blocks_that_are_known_is_not_fused_and_the_report_says_so() -> None:
+    model = transformers.DistilBertForMaskedLM(
+        transformers.DistilBertConfig(vocab_size=64, dim=32, n_layers=1, n_heads=2, hidden_dim=32)
     )
-    report = convert(bert, FusingEngine(), Conversion())
+    report = convert(model, FusingEngine(), Conversion())
     (row,) = report.others
     assert (row.name, row.to) == ("blocks", None)
-    assert str(row.reason).startswith("the model has no blocks built as Llama's or GPT-2's")
+    assert str(row.reason).startswith("the model has no blocks built as Llama's, GPT-2's or BERT's")
 
 
 def test_a_model_of_gpt2_keeps_its_names_through_fusion_and_restoring(tmp_path: Path) -> None:

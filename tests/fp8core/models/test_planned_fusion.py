@@ -10,6 +10,7 @@ from fp8core.conversion.shape_rules import shape_rules
 from fp8core.fusion import fuse
 from fp8core.fusion.plain import PlainParts
 from fp8core.models.planned_fusion import planned_fusion
+from tests.fp8core.fusion.berts import bert
 from tests.fp8core.fusion.families import make
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
@@ -52,3 +53,24 @@ def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes
     assert planned.whole == done.whole
     told = [reason for row in done.rows for reason in (row.reason or "").split("; ") if reason]
     assert len(planned.reasons) == len(told)
+
+
+@pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"hidden_act": "relu"}])
+def test_an_encoder_is_planned_as_it_is_fused(make_spec, llama_config, changes):
+    spec = make_spec(llama_config, recipe={"engine": "te"})
+    model = bert(**changes)
+    with torch.device("meta"):
+        meta = type(model)._from_config(model.config, dtype=torch.float32)
+    planned = planned_fusion(
+        meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec, {}
+    )
+    decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
+    kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
+    done = fuse(model, PlainParts(), kept)
+    halves = [
+        {half.name for half in (block.halves.attention, block.halves.mlp) if half is not None}
+        for block in planned.blocks
+    ]
+    assert halves == [set(row.fused) for row in done.rows]
+    assert planned.whole == done.whole
+    assert len(planned.reasons) == sum(row.reason is not None for row in done.rows)

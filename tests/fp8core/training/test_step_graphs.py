@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ from fp8core.conversion import ConversionReport
 from fp8core.data.batch import IGNORED, Batch
 from fp8core.engines.amp import AmpEngine
 from fp8core.engines.te_recipe import graph_refusal as te_refusal
-from fp8core.fusion import ModelFusion
+from fp8core.fusion import ModelFusion, fuse
+from fp8core.fusion.plain import PlainParts
 from fp8core.fusion.sequences import Sequences, document_bounds
 from fp8core.numerics.landing import Landing
 from fp8core.spec import AmpRecipe, parse_spec
@@ -37,6 +39,7 @@ from fp8core.training.optimizer import AdamW
 from fp8core.training.outcome import RunResult
 from fp8core.training.step_graphs import StepGraphs
 from fp8core.training.tasks import create_task
+from tests.fp8core.fusion.berts import bert
 from tests.fp8core.fusion.test_runs import FusingAmp
 
 Job = Callable[..., Path]
@@ -215,6 +218,31 @@ def test_replayed_gradients_are_those_of_each_batch(learner: Learner) -> None:
     assert torch.equal(first.input_ids, batch(0, 3).input_ids), "it is read, and not written to"
 
 
+def test_padded_rows_are_replayed_whatever_their_padding(learner: Learner) -> None:
+    def padded(seed: int, *lengths: int) -> Batch:
+        whole = batch(seed, 1)
+        real = torch.arange(64) < torch.tensor(lengths)[:, None]
+        labels = whole.labels.masked_fill(~real, IGNORED)
+        count = int((labels != IGNORED).sum())
+        return replace(
+            whole,
+            labels=labels,
+            attention_mask=real,
+            target_count=count,
+            document_bounds=document_bounds(real),
+        )
+
+    graph = GradientGraph(learner, padded(0, 64, 50), taped)
+    for seed, lengths in ((1, (64, 50)), (2, (30, 41)), (3, (64, 64))):
+        given = padded(seed, *lengths)
+        totals = learner.totals(1, [given])
+        loss = graph.gradients(given, totals.targets).clone()
+        found = gradients_of(learner)
+        assert torch.equal(loss, learner.gradients(1, [given], totals=totals)), lengths
+        for name, gradient in gradients_of(learner).items():
+            assert torch.equal(found[name], gradient), (lengths, name)
+
+
 def test_room_is_for_twice_the_documents_of_the_first_batch(learner: Learner) -> None:
     graph = GradientGraph(learner, batch(0, 20), taped)
     assert graph.room == 80
@@ -313,6 +341,12 @@ def test_why_a_run_on_a_gpu_has_no_graphs(changes: dict[str, Any], reason: str) 
     )
     learner = Learner(training, model, engine, optimizer, create_task("causal_lm"))
     assert step_graphs.graph_refusal(training, learner, report) == reason
+
+
+def test_attention_that_looks_ahead_has_no_graphs() -> None:
+    model = bert()
+    report = ConversionReport(model, [], fusion=fuse(model, PlainParts(), {}))
+    assert "looks ahead" in str(step_graphs._unfit(report))
 
 
 def test_why_an_engine_has_no_graphs() -> None:
