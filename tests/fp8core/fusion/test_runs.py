@@ -215,3 +215,69 @@ def test_joined_weights_are_saved_each_as_its_own(tmp_path: Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_size < 1.1 * sum(
         tensor.nbytes for tensor in live.values()
     ) + 4096
+
+
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 128,
+    "hidden_dropout_prob": 0.1,
+    "attention_probs_dropout_prob": 0.1,
+}
+
+
+@pytest.mark.parametrize("packing", [True, False])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_fused_encoder_trains_as_the_plain_one(
+    checkpointing: bool,
+    packing: bool,
+    fusing: list[str],
+    job: Callable[..., Path],
+    train_here: Callable[..., Any],
+    series: Callable[[Path, str], dict[int, float]],
+) -> None:
+    """With its dropouts, which draw the same numbers here; packed, and padded rows."""
+    parts: dict[str, Any] = {
+        **RUN,
+        "task": "masked_lm",
+        "model": {"source": "config", "config": BERT},
+        "data": {"source": "builtin", "packing": packing},
+        "training": {**RUN["training"], "gradient_checkpointing": checkpointing},
+    }
+    _, plain = train_here(job(**parts, conversion={"fuse": "none"}))
+    assert not fusing
+    _, fused = train_here(job(**parts))
+    assert set(fusing) == {"bert.encoder.layer.0", "bert.encoder.layer.1"}
+    for name in ("train/loss", "train/grad_norm", "eval/loss"):
+        expected = series(plain, name)
+        assert expected
+        assert series(fused, name) == pytest.approx(expected, rel=1e-4), name
+    keys = [load_file(work / "model" / "model.safetensors").keys() for work in (plain, fused)]
+    assert keys[0] == keys[1]
+
+
+def test_adapters_beside_an_encoders_attention_leave_its_mlps_fused(
+    fusing: list[str],
+    job: Callable[..., Path],
+    train_here: Callable[..., Any],
+    series: Callable[[Path, str], dict[int, float]],
+) -> None:
+    adapter = {"type": "lora", "rank": 4, "target_modules": ["*.query", "*.value"]}
+    parts: dict[str, Any] = {
+        **RUN,
+        "task": "masked_lm",
+        "model": {"source": "config", "config": BERT},
+        "adapter": adapter,
+    }
+    _, plain = train_here(job(**parts, conversion={"fuse": "none"}))
+    _, fused = train_here(job(**parts))
+    assert series(fused, "train/loss") == pytest.approx(series(plain, "train/loss"), rel=1e-4)
+    assert any(name.endswith("bert.encoder.layer.1") for name in fusing)
+    rows = {row["name"]: row for row in json.loads((fused / "conversion.json").read_bytes())}
+    block = "bert.encoder.layer.1"
+    assert rows[f"{block}.intermediate.dense"]["group"] == f"{block}.mlp"
+    assert rows[f"{block}.attention.self.key"]["group"] is None
+    assert "query is kept" in rows[block]["reason"]
