@@ -1,0 +1,174 @@
+r"""Training steps of an encoder with blocks as BERT's, its blocks fused and not.
+
+    python benchmarks/encoder_steps.py [--engines amp,te] [--dropouts 0.1,0] [--rows 32] \
+        [--length 512] [--steps 8] [--small] [--out FILE]
+
+BERT-large by default: 24 layers of 1,024, 16 heads, GELU by the error function, parameters in fp32
+under autocast, PyTorch's fused AdamW, batches of packed documents (six to a row), 15 % of the
+tokens to be told. Prints tokens a second (median of the steps after three), the peak of memory and
+the last loss; ``rows`` in the file has each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8core import engines
+from fp8core.conversion import convert
+from fp8core.data.batch import IGNORED, Batch
+from fp8core.fusion import fused_inputs
+from fp8core.fusion.cross_entropy import fused_cross_entropy, plain_cross_entropy
+from fp8core.fusion.sequences import Sequences, document_bounds
+from fp8core.spec import Conversion, parse_spec
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "amp": {"engine": "amp", "dtype": "bf16"},
+    "te": {"engine": "te"},
+}
+DOCUMENTS, WARM_UP, VOCABULARY = 6, 3, 30522
+
+
+@dataclass(frozen=True)
+class Row:
+    engine: str
+    fuse: str
+    dropout: float
+    tokens_a_second: float
+    milliseconds: tuple[float, ...]
+    peak_gib: float
+    loss: float
+
+
+def encoder(dropout: float, device: torch.device, *, small: bool) -> Any:
+    import transformers
+
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+    if small:
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=VOCABULARY,
+        num_attention_heads=4 if small else 16,
+        hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+        attn_implementation="sdpa",
+        **sizes,
+    )
+    with device:
+        return transformers.BertForMaskedLM(config).train()
+
+
+def batch_of(rows: int, length: int, device: torch.device) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1000, VOCABULARY, (rows, length), generator=generator)
+    documents = torch.zeros(rows, length, dtype=torch.int32)
+    for row in range(rows):
+        for cut in torch.randperm(length - 1, generator=generator)[: DOCUMENTS - 1] + 1:
+            documents[row, cut:] += 1
+    bounds = document_bounds(documents)
+    positions = Sequences(rows, length, bounds).positions(ids.device)
+    told = torch.rand(ids.shape, generator=generator) < 0.15
+    labels = ids.masked_fill(~told, IGNORED)
+    ids = ids.masked_fill(told, 103)
+    count = int(told.sum())
+    return Batch(ids, labels, None, positions, documents, ids.numel(), count, False, bounds).to(
+        device
+    )
+
+
+def measured(name: str, fuse: str, dropout: float, arguments: argparse.Namespace) -> Row:
+    device = torch.device("cpu" if arguments.small else "cuda")
+    recipe = {**RECIPES[name], "dtype": "fp32"} if arguments.small else RECIPES[name]
+    spec = parse_spec(
+        {
+            "model": {"source": "config", "config": {"model_type": "bert"}},
+            "data": {"source": "builtin"},
+            "recipe": recipe,
+        }
+    )
+    engine = engines.create(spec.recipe, device)
+    model = encoder(dropout, device, small=arguments.small)
+    report = convert(model, engine, Conversion.model_validate({"fuse": fuse}))
+    if fuse == "auto" and not arguments.small:
+        assert report.fusion is not None
+        reasons = {row.reason for row in report.fusion.rows}
+        assert reasons == {None}, reasons
+    found = fused_cross_entropy(device)
+    loss_of = plain_cross_entropy if isinstance(found, str) else found
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not arguments.small)
+    batch = batch_of(arguments.rows, arguments.length, device)
+    if not arguments.small:
+        torch.cuda.reset_peak_memory_stats()
+    times, loss = [], torch.zeros(())
+    for _ in range(WARM_UP + arguments.steps):
+        _wait(device)
+        began = time.perf_counter()
+        with engine.training_context():
+            logits: Tensor = model(**fused_inputs(model, batch, engine.compute_dtype)).logits
+            loss = loss_of(logits.view(-1, VOCABULARY), batch.labels.view(-1)) / batch.target_count
+        loss.backward()
+        engine.after_backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    kept = times[WARM_UP:]
+    peak = 0.0 if arguments.small else torch.cuda.max_memory_allocated() / 2**30
+    return Row(
+        name,
+        fuse,
+        dropout,
+        batch.input_ids.numel() / statistics.median(kept),
+        tuple(round(1000 * each, 2) for each in kept),
+        peak,
+        float(loss.detach()),
+    )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engines", default="amp,te")
+    parser.add_argument("--dropouts", default="0.1,0")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--small", action="store_true", help="a tiny model on a CPU, to try it")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for dropout in map(float, arguments.dropouts.split(",")):
+        for name in arguments.engines.split(","):
+            for fuse in ("none", "auto"):
+                row = measured(name, fuse, dropout, arguments)
+                rows.append(row)
+                print(
+                    f"{name:4} fuse {fuse:4} dropout {dropout:g}: {row.tokens_a_second:9,.0f} tok/s"
+                    f"  {row.peak_gib:5.1f} GiB  loss {row.loss:.3f}",
+                    flush=True,
+                )
+                if arguments.out is not None:
+                    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+                    text = json.dumps({"rows": [asdict(each) for each in rows]}, indent=1)
+                    arguments.out.write_text(text)
+                gc.collect()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
