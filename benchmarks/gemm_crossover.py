@@ -2,7 +2,7 @@
 
     python benchmarks/gemm_crossover.py --out fp8core/measured/NAME.json
         [--kinds linear,norm_linear,norm_mlp] [--scalings delayed,current,block]
-        [--tokens 2048,4096,8192,16384] [--seconds 60] [--dry-run]
+        [--tokens 2048,4096,8192,16384] [--seconds 60] [--graphed] [--dry-run]
 
 Times every layer as it trains: the engine's own layers in the engine's own contexts, casts, amaxes
 and what the host needs to enqueue them among it, eight layers at a time. The other side is what
@@ -14,6 +14,8 @@ PyTorch and transformers compute in bf16 without Transformer Engine:
 
 Weights are bf16. Microseconds are of one layer: median of the iterations, between events on the
 device's own clock, so that a host that is too slow shows. ``*_host``: what enqueuing took.
+``--graphed`` adds to the rows of the file those of steps that are replayed as a CUDA graph, where
+the host is no limit: ``bf16_graphed`` and so on. There bf16 is fused too, as such steps are.
 The file is what the small-GEMM rule of `fp8core.conversion` reads, by the card's name.
 ``--dry-run`` goes the same ways on a CPU with `emulated`, and its times mean nothing.
 """
@@ -22,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import shlex
 import statistics
 import sys
@@ -116,6 +119,8 @@ def engine_layer(
 ) -> Layer:
     """As conversion and fusion make it."""
     parameters = [p for module in modules for p in module.parameters()]
+    if kind == "linear" and isinstance(engine, AmpEngine):
+        return Layer(modules[0], parameters)
     if kind == "linear":
         return Layer(engine.convert_linear(modules[0], name), parameters)
     assert parts is not None
@@ -130,12 +135,14 @@ def engine_layer(
         NamedLinear(f"{name}.{part}", linear)
         for part, linear in zip(("gate", "up", "down"), linears, strict=True)
     )
-    half = MLPHalf(name, described, f"{name}.norm", gate, up, down, "swiglu")
+    half = MLPHalf(name, described, f"{name}.norm", (gate, up), down, "swiglu")
     return Layer(parts.norm_mlp(half), parameters)
 
 
-def times(layers: Sequence[Layer], engine: Engine, x: Tensor, along: Tensor) -> tuple[float, float]:
-    """Microseconds of one layer, and those in which the host enqueued it."""
+def step_of(
+    layers: Sequence[Layer], engine: Engine, x: Tensor, along: Tensor
+) -> Callable[[], None]:
+    """Forward and backward of all layers, each of the same input."""
     inputs = [x.detach().requires_grad_() for _ in layers]
     gradients: dict[int, Tensor] = {}
 
@@ -156,22 +163,39 @@ def times(layers: Sequence[Layer], engine: Engine, x: Tensor, along: Tensor) -> 
             for parameter in layer.parameters:
                 parameter.grad = None
 
+    return step
+
+
+def times(step: Callable[[], None], device: torch.device) -> tuple[float, float]:
+    """Microseconds of a step, and those in which the host enqueued it."""
     began = time.perf_counter()
     step()
-    _wait(x.device)
+    _wait(device)
     step()
-    _wait(x.device)
+    _wait(device)
     count = 3 if time.perf_counter() - began > 0.1 else 6
-    marks, hosts = [_mark(x.device)], []
+    marks, hosts = [_mark(device)], []
     for _ in range(count):
         before = time.perf_counter()
         step()
         hosts.append(time.perf_counter() - before)
-        marks.append(_mark(x.device))
-    _wait(x.device)
+        marks.append(_mark(device))
+    _wait(device)
     # The first begins with an empty queue.
     spans = [_microseconds(a, b) for a, b in pairwise(marks)][1:]
-    return statistics.median(spans) / len(layers), statistics.median(hosts) * 1e6 / len(layers)
+    return statistics.median(spans), statistics.median(hosts) * 1e6
+
+
+def replayed(step: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """The step as a CUDA graph; on a CPU the step."""
+    if device.type != "cuda":
+        return step
+    step()
+    _wait(device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
 
 
 def _wait(device: torch.device) -> None:
@@ -192,7 +216,13 @@ def _microseconds(a: Any, b: Any) -> float:
 
 
 def measure(
-    kind: str, width: int, out: int, tokens: Sequence[int], scalings: Sequence[str], place: Place
+    kind: str,
+    width: int,
+    out: int,
+    tokens: Sequence[int],
+    scalings: Sequence[str],
+    place: Place,
+    graphed: bool,
 ) -> Iterator[dict[str, Any]]:
     """A row for each number of tokens; a scaling that refuses the shape has none of its times."""
     rows = [{"kind": kind, "tokens": n, "in": width, "out": out} for n in tokens]
@@ -209,8 +239,8 @@ def measure(
         )
         made = [plain_modules(kind, width, out, place) for _ in range(LAYERS)]
         try:
-            if fp8:
-                parts = _parts(engine)
+            if fp8 or graphed:
+                parts = _parts(engine, place)
                 layers = [
                     engine_layer(kind, modules, engine, parts, f"layer{index}")
                     for index, modules in enumerate(made)
@@ -219,18 +249,23 @@ def measure(
                 layers = [plain_layer(kind, modules) for modules in made]
             for row in rows:
                 count = row["tokens"]
-                row[name], row[f"{name}_host"] = (
-                    round(value, 1)
-                    for value in times(layers, engine, given[count], along[:, :count].contiguous())
-                )
+                step = step_of(layers, engine, given[count], along[:, :count].contiguous())
+                if graphed:
+                    step = replayed(step, place.device)
+                of_all, host = times(step, place.device)
+                if graphed:
+                    row[f"{name}_graphed"] = round(of_all / LAYERS, 1)
+                else:
+                    row[name] = round(of_all / LAYERS, 1)
+                    row[f"{name}_host"] = round(host / LAYERS, 1)
         except (RuntimeError, ValueError, AssertionError, NotImplementedError) as error:
             text = " ".join(str(error).split())[:200]
             print(f"{kind} {width} to {out}, {name}: {type(error).__name__}: {text}", flush=True)
     yield from rows
 
 
-def _parts(engine: Engine) -> BlockParts:
-    if isinstance(engine, FusingEngine):
+def _parts(engine: Engine, place: Place) -> BlockParts:
+    if isinstance(engine, FusingEngine) and place.device.type == "cuda":
         return engine.block_parts()
     from fp8core.fusion.plain import PlainParts
 
@@ -256,6 +291,15 @@ def head(place: Place, date: str) -> dict[str, Any]:
     }
 
 
+def joined(known: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``known`` with what ``rows`` have more, by what they are of."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for row in (*known, *rows):
+        place = tuple(row[key] for key in ("kind", "tokens", "in", "out"))
+        found[place] = found.get(place, {}) | row
+    return list(found.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", default=",".join(SHAPES))
@@ -263,13 +307,20 @@ def main() -> None:
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)))
     parser.add_argument("--seconds", type=float, default=600, help="begin no shape after so many")
     parser.add_argument("--out", type=Path, help="where the table goes")
+    parser.add_argument("--graphed", action="store_true", help="add steps replayed as CUDA graphs")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes on a CPU")
     chosen = parser.parse_args()
     dry = chosen.dry_run
     place = Place(torch.device("cpu" if dry else "cuda"), torch.float32 if dry else torch.bfloat16)
     tokens = DRY_TOKENS if dry else [int(part) for part in chosen.tokens.split(",")]
     scalings = ["emulated"] if dry else chosen.scalings.split(",")
+    graphed = chosen.graphed
     facts = head(place, datetime.datetime.now(datetime.UTC).date().isoformat())
+    known: list[dict[str, Any]] = []
+    if graphed and chosen.out is not None:
+        table = json.loads(chosen.out.read_bytes())
+        known = table.pop("rows")
+        facts = {**table, "graphed": {key: facts[key] for key in ("date", "command", "versions")}}
     deadline = time.monotonic() + chosen.seconds
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
@@ -279,12 +330,13 @@ def main() -> None:
             if time.monotonic() > deadline:
                 print(f"left out for want of time: {kind} {width} to {out}")
                 continue
-            for row in measure(kind, width, out, tokens, scalings, place):
+            for row in measure(kind, width, out, tokens, scalings, place, graphed):
                 rows.append(row)
-                said = ", ".join(f"{key} {row[key]}" for key in ("bf16", *scalings) if key in row)
+                columns = [f"{name}{'_graphed' * graphed}" for name in ("bf16", *scalings)]
+                said = ", ".join(f"{key} {row[key]}" for key in columns if key in row)
                 print(f"{kind} {row['tokens']} x {width} to {out}: {said}", flush=True)
         if chosen.out is not None:
-            write_rows(chosen.out, facts, rows)
+            write_rows(chosen.out, facts, joined(known, rows))
 
 
 if __name__ == "__main__":
