@@ -21,6 +21,7 @@ from fp8core.spec.training import Training
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.gradient_graph import Capture, GradientGraph, Shape, capturing, shape_of
 from fp8core.training.learner import Learner, StepTotals
+from fp8core.training.tasks import CausalLanguageModelling
 
 __all__ = ["StepGraphs", "graph_refusal"]
 
@@ -44,6 +45,8 @@ def graph_refusal(training: Training, learner: Learner, conversion: ConversionRe
     reason = engine.graph_refusal()
     if reason is not None:
         return reason
+    if not isinstance(learner.task, CausalLanguageModelling):
+        return "steps of causal language models alone were measured as a graph"
     if learner.world.several:
         return "several ranks train together"
     if training.gradient_accumulation > 1:

@@ -331,15 +331,7 @@ def test_why_a_run_on_a_gpu_has_no_graphs(changes: dict[str, Any], reason: str) 
     training = Training(**changes)
     engine = AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), torch.device("cuda"))
     model, report = fused_and_bare()
-    optimizer = AdamW(
-        model.named_parameters(),
-        decayed=set(),
-        lr=1.0,
-        betas=(0.9, 0.99),
-        eps=1e-8,
-        weight_decay=0.0,
-    )
-    learner = Learner(training, model, engine, optimizer, create_task("causal_lm"))
+    learner = Learner(training, model, engine, adamw(model), create_task("causal_lm"))
     assert step_graphs.graph_refusal(training, learner, report) == reason
 
 
@@ -347,6 +339,25 @@ def test_attention_that_looks_ahead_has_no_graphs() -> None:
     model = bert()
     report = ConversionReport(model, [], fusion=fuse(model, PlainParts(), {}))
     assert "looks ahead" in str(step_graphs._unfit(report))
+
+
+def test_a_run_of_another_task_has_no_graphs() -> None:
+    training, (model, report) = Training(), fused_and_bare()
+    engine = AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), torch.device("cuda"))
+    learner = Learner(training, model, engine, adamw(model), create_task("masked_lm"))
+    reason = step_graphs.graph_refusal(training, learner, report)
+    assert reason == "steps of causal language models alone were measured as a graph"
+
+
+def adamw(model: nn.Module) -> AdamW:
+    return AdamW(
+        model.named_parameters(),
+        decayed=set(),
+        lr=1.0,
+        betas=(0.9, 0.99),
+        eps=1e-8,
+        weight_decay=0.0,
+    )
 
 
 def test_why_an_engine_has_no_graphs() -> None:
