@@ -148,6 +148,8 @@ class GemmWatch(TorchDispatchMode):
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             self._current = None
+            if isinstance(output, tuple) and output:
+                output = output[0]
             if isinstance(output, Tensor) and output.requires_grad:
                 output.register_hook(backward)
 

@@ -104,7 +104,7 @@ class HealthRecorder:
             self._figures = CastFigures(names, self._device)
         self._figures.clear()
         for name, module in modules.items():
-            fused = hasattr(module, "layer_norm_weight")
+            fused = "_gemms" in module.__dict__
             own = [name + gemm for gemm in gemms_of(module)]
             watch = self._watch_fused(own) if fused else self._watch_linear(name)
             self._handles.append(module.register_forward_hook(watch))
@@ -145,13 +145,14 @@ class HealthRecorder:
         return hook
 
     def _watch_fused(self, gemms: Sequence[str]) -> Callable[..., None]:
-        def hook(module: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def hook(module: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
             if torch.is_grad_enabled():
                 with torch.no_grad():
                     self._note(gemms[0], "input", _normalised(module, inputs[0]))
                     for gemm, weight in zip(gemms, module._get_weight_tensors(), strict=True):
                         self._note(gemm, "weight", weight)
-                self._watch_gradient(gemms[-1], output)
+                # Beside it may be what its norm made of the input.
+                self._watch_gradient(gemms[-1], output[0] if isinstance(output, tuple) else output)
 
         return hook
 
@@ -171,7 +172,9 @@ class HealthRecorder:
 
 
 def _normalised(module: Any, x: Tensor) -> Tensor:
-    """What the norm of a fused module makes of ``x`` (which the module casts unrounded)."""
+    """What the norm of a fused module, if it has one, makes of ``x`` (which it casts unrounded)."""
+    if not hasattr(module, "layer_norm_weight"):
+        return x
     weight = module.layer_norm_weight.to(x.dtype)
     if module.zero_centered_gamma:
         weight = weight + 1

@@ -13,6 +13,7 @@ from fp8core import engines
 from fp8core.conversion import convert
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch
+from fp8core.engines.gemm_watch import GemmWatch
 from fp8core.fusion import fused_inputs
 from fp8core.fusion.cross_entropy import plain_cross_entropy
 from fp8core.fusion.sequences import Sequences
@@ -210,6 +211,31 @@ def test_health_names_the_layers_of_a_fused_block() -> None:
             for tensor in ("input", "weight", "grad_output"):
                 amax = figures[f"fp8/bert.encoder.layer.1.{layer}/{tensor}/amax"]
                 assert 0 < amax < float("inf"), (activation, layer, tensor)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+def test_all_three_gemms_of_each_layer_of_a_block_run_in_fp8(activation: str) -> None:
+    model, engine = make(activation=activation), engine_for("delayed")
+    report = convert(model, engine, Conversion())
+    assert report.fusion is not None
+    block = report.fusion.blocks[1]
+    modules = {name: module for name, (module, _) in block.modules.items()}
+    together = {name: layers for name, (_, layers) in block.modules.items()}
+    batch = batches()[0]
+    with GemmWatch(modules, batch.input_ids.shape, together) as watch:
+        with engine.training_context():
+            logits = model(**fused_inputs(model, batch, torch.bfloat16)).logits
+        logits.float().square().mean().backward()
+        engine.after_backward()
+    layers = {f"attention.self.{part}" for part in ("query", "key", "value")}
+    layers |= {"attention.output.dense", "intermediate.dense", "output.dense"}
+    assert set(watch.seen) == {f"bert.encoder.layer.1.{layer}" for layer in layers}
+    for layer, seen in watch.seen.items():
+        assert {gemm: set(formats) for gemm, formats in seen.items()} == {
+            "fprop": {("fp8_e4m3", "fp8_e4m3")},
+            "dgrad": {("fp8_e5m2", "fp8_e4m3")},
+            "wgrad": {("fp8_e5m2", "fp8_e4m3")},
+        }, layer
 
 
 def test_whole_rows_that_look_ahead_attend_in_fp8() -> None:
