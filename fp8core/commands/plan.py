@@ -43,7 +43,7 @@ def run_plan(
     console = Console()
     console.print(_table("Parameters", _named(found.parameters, "{:,}".format)))
     console.print(_table("Layers", _layers(found)))
-    console.print(_table("Decoder blocks", _blocks(found)))
+    console.print(_table("Blocks", _blocks(found)))
     console.print(_table("FP8 beside bf16", _speeds(found)))
     console.print(_table("Memory on one device", _named(found.memory, _size)))
     console.print(_table("Checkpoint", {"on disk, and on the host": _size(found.checkpoint_bytes)}))

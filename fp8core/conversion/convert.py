@@ -40,7 +40,7 @@ def convert(
     The new modules hold the same Parameter objects, so ties, ``requires_grad``, dtype and device
     stay, and an optimizer made before stays right; training mode, hooks, buffers and the order of
     modules stay too. ``report.model`` is the converted model (another object than ``model`` only
-    where ``model`` itself is a layer). Decoder blocks are fused where the engine can and
+    where ``model`` itself is a layer). Blocks are fused where the engine can and
     ``conversion.fuse`` lets it; ``apart``: layers that are not to be part of that, each with why.
     ``small_gemms``: by what layers stay in bf16 that FP8 would slow down (`keep_small_gemms`).
 

@@ -1,7 +1,7 @@
 """The amp engine: the baselines without FP8, through PyTorch's own mixed precision.
 
 ``bf16`` and ``fp16`` are autocast over the model as it is, ``fp32`` is the model as it is. Nothing
-is converted; in bf16 on a GPU decoder blocks may be fused, in the same precision. fp16 scales the
+is converted; in bf16 on a GPU blocks may be fused, in the same precision. fp16 scales the
 loss, and steps whose gradients overflow are skipped and counted.
 """
 

@@ -1,4 +1,4 @@
-"""Fusion of decoder blocks: norm with q, k, v; attention; norm with the whole MLP; the loss.
+"""Fusion of blocks: norm with q, k, v; attention; norm with the whole MLP; the loss.
 
 A fused block keeps its layers, its Parameters and their names; only the way from its input to its
 output is another. So state dicts, checkpoints, optimizers and exports are those of the plain model.

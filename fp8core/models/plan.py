@@ -58,7 +58,7 @@ class Plan:
     measured: list[dict[str, object]]
     """How fast models of about this size were in FP8, over bf16: `measured_speeds`."""
     fusion: dict[str, object]
-    """How many decoder blocks would be fused, and why not the others: `PlannedFusion.to_json`."""
+    """How many blocks would be fused, and why not the others: `PlannedFusion.to_json`."""
     checkpoint_bytes: int
     """The tensors of one checkpoint: on disk, and in the host's memory while it is written."""
     flops: StepFlops

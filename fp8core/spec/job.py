@@ -58,7 +58,7 @@ class Conversion(Part):
     fuse: Literal["auto", "none"] = Field(
         default="auto",
         description=(
-            "`auto`: decoder blocks compute through fused kernels where the engine has them (te; "
+            "`auto`: blocks compute through fused kernels where the engine has them (te; "
             "amp in bf16) and a block's fused form gives the same numbers; so does the loss. "
             "`none`: layer by layer."
         ),

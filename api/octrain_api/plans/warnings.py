@@ -72,7 +72,7 @@ def of_plan(
             because = "; ".join(fusion["not_because"])
             yield Warning(
                 code="not_fused",
-                message=f"{whole} of {blocks} decoder blocks would be fused: {because}",
+                message=f"{whole} of {blocks} blocks would be fused: {because}",
                 pointer="/conversion/fuse",
             )
     largest = max(gpu_memory, default=None)

@@ -156,7 +156,7 @@ function planRows(plan: { [name: string]: Json }): [string, string][] {
   }
   if (isObject(fusion) && typeof fusion.blocks === 'number' && fusion.blocks > 0)
     rows.push([
-      'Decoder blocks',
+      'Blocks',
       `${formatNumber(wire(fusion.fused))} of ${formatNumber(fusion.blocks)} fused`,
     ]);
   if (isObject(memory)) rows.push(['Memory of one device', formatBytes(wire(memory.total))]);
