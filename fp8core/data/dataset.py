@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -151,7 +153,10 @@ def open_dataset(
     length = training.sequence_length
     class_ids = {label: index for index, label in enumerate(corpus.class_labels or ())}
 
-    def stream(order: EpochOrder, count_bytes: bool) -> RowStream:
+    # Sources and tokenizers are used by one thread at a time: an evaluation may come meanwhile.
+    reading = Lock()
+
+    def stream(order: EpochOrder, count_bytes: bool, ahead: Executor | None = None) -> RowStream:
         encoder = ExampleEncoder(
             tokenizer,
             spec.data.format,
@@ -163,11 +168,12 @@ def open_dataset(
         )
 
         def encode(numbers: Sequence[int]) -> list[Example]:
-            records = corpus.source.records(numbers)
-            return encoder.encode(records, lambda index: corpus.source.where(numbers[index]))
+            with reading:
+                records = corpus.source.records(numbers)
+                return encoder.encode(records, lambda index: corpus.source.where(numbers[index]))
 
         kind = SplitRows if split else WholeRows if packed else SingleRows
-        return kind(DocumentFeed(order, encode), length, shifted=causal)
+        return kind(DocumentFeed(order, encode, ahead), length, shifted=causal)
 
     def evaluation_stream(count_bytes: bool) -> RowStream:
         order = EpochOrder(corpus.evaluation, seed=0, shuffle=False, epochs=1)
@@ -186,8 +192,9 @@ def open_dataset(
         epochs=spec.data.epochs,
         groups=corpus.source.groups,
     )
+    ahead = ThreadPoolExecutor(1, thread_name_prefix="octrain-data")
     train = BatchSource(
-        stream(order, False),
+        stream(order, False, ahead),
         collator,
         batch_size=training.batch_size,
         rank=rank,
