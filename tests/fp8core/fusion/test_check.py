@@ -194,6 +194,42 @@ def test_a_gated_mlp_with_biases_is_left_as_it_is() -> None:
     assert all(str(reason).endswith(".mlp has biases") for reason in reasons)
 
 
+def dropping(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+
+
+def capped(model: Any) -> None:
+    model.config.attn_logit_softcapping = 50.0
+
+
+def with_sinks(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.sinks = torch.nn.Parameter(torch.zeros(4))
+
+
+def looking_ahead(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (dropping, "drops attention weights out"),
+        (capped, "changes the scores before or in the softmax"),
+        (with_sinks, "changes the scores before or in the softmax"),
+        (looking_ahead, "is not causal"),
+    ],
+)
+def test_other_attention_is_left_as_it_is(change: Callable[[Any], None], reason: str) -> None:
+    model = make("Llama")
+    change(model)
+    halves, reasons = fused_halves(model, PlainParts())
+    assert halves == [REFUSED, REFUSED]
+    assert all(str(said).endswith(f".self_attn {reason}") for said in reasons)
+
+
 def as_initialised(model: Any) -> None:
     """Small weights, no biases, norms that change nothing: a model before its first step."""
     zero_centred = type(model).__name__.startswith("Gemma")
