@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -22,7 +21,7 @@ from fp8core.errors import SpecRefused
 from fp8core.spec import Conversion
 
 if TYPE_CHECKING:
-    from fp8core.fusion import ModelFusion
+    from fp8core.fusion import ModelFusion, PlannedAdapters
 
 __all__ = ["convert"]
 
@@ -32,7 +31,7 @@ def convert(
     engine: Engine,
     conversion: Conversion,
     *,
-    apart: Mapping[str, str] = MappingProxyType({}),
+    adapters: PlannedAdapters | None = None,
     small_gemms: SmallGemmRule | str | Mapping[str, str] | None = None,
 ) -> ConversionReport:
     """Replace what ``engine`` can take and ``conversion`` asks for; say what became of the rest.
@@ -41,8 +40,9 @@ def convert(
     stay, and an optimizer made before stays right; training mode, hooks, buffers and the order of
     modules stay too. ``report.model`` is the converted model (another object than ``model`` only
     where ``model`` itself is a layer). Blocks are fused where the engine can and
-    ``conversion.fuse`` lets it; ``apart``: layers that are not to be part of that, each with why.
-    ``small_gemms``: by what layers stay in bf16 that FP8 would slow down (`keep_small_gemms`).
+    ``conversion.fuse`` lets it; ``adapters``: those that ``peft`` will put around layers of
+    ``report.model``, which such a block has to be told of. ``small_gemms``: by what layers stay in
+    bf16 that FP8 would slow down (`keep_small_gemms`).
 
     Raises ``SpecRefused`` for a pattern that matches nothing and ValueError for a model on the
     meta device. If the engine fails on a layer, the layers before it are restored.
@@ -54,11 +54,9 @@ def convert(
         decisions = decide(model, engine, conversion)
         fused = _fuses(report, engine, conversion)
         if small_gemms is not None:
-            report.small_gemms = keep_small_gemms(
-                model, decisions, small_gemms, fused=fused, apart=apart
-            )
+            report.small_gemms = keep_small_gemms(model, decisions, small_gemms, fused=fused)
         if fused:
-            report.fusion = _fuse(report, engine, decisions, apart)
+            report.fusion = _fuse(report, engine, decisions, adapters)
         for decision in decisions:
             report.rows.append(_apply(report, decision, engine))
         _require_fp8_attention(engine, report.fusion)
@@ -83,7 +81,10 @@ def _refused(report: ConversionReport, refusal: str | None) -> bool:
 
 
 def _fuse(
-    report: ConversionReport, engine: Any, decisions: list[Decision], apart: Mapping[str, str]
+    report: ConversionReport,
+    engine: Any,
+    decisions: list[Decision],
+    adapters: PlannedAdapters | None,
 ) -> ModelFusion | None:
     """In high precision where the engine converts nothing, or the small-GEMM rule lets it not."""
     from fp8core.fusion import fuse, high_precision
@@ -97,7 +98,7 @@ def _fuse(
     else:
         parts = engine.block_parts()
     kept = kept_apart(decisions, plain=small or engine.fuses_what_it_keeps)
-    fusion = fuse(report.model, parts, {**apart, **kept})
+    fusion = fuse(report.model, parts, kept, adapters=adapters)
     _refused(report, None if fusion.candidates else NO_BLOCKS)
     return fusion
 

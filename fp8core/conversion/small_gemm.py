@@ -118,12 +118,11 @@ def keep_small_gemms(
     rule: SmallGemmRule | str | Mapping[str, str],
     *,
     fused: bool,
-    apart: Mapping[str, str],
 ) -> SmallGemms:
     """Gives those of ``decisions`` a reason that the rule keeps.
 
     ``rule``: a str is why there is none; a mapping has the layers that it kept when the job began,
-    and those are kept again. ``fused``: whether blocks will be fused, but for the layers ``apart``.
+    and those are kept again. ``fused``: whether blocks will be fused.
     """
     if isinstance(rule, str):
         return SmallGemms(because=rule)
@@ -132,7 +131,7 @@ def keep_small_gemms(
         none = None if rule else "it kept no layer when the job began"
         found = SmallGemms(dict(rule), resumed=bool(rule), because=none)
     else:
-        found = _judge(model, wanted, rule, apart if fused else None)
+        found = _judge(model, wanted, rule, fused=fused)
     for decision in wanted:
         reason = found.kept.get(decision.layer.name)
         if reason is not None:
@@ -145,7 +144,8 @@ def _judge(
     model: nn.Module,
     wanted: Sequence[Decision],
     rule: SmallGemmRule,
-    apart: Mapping[str, str] | None,
+    *,
+    fused: bool,
 ) -> SmallGemms:
     # Whoever wants the head in FP8 has said so, and it is larger than anything measured.
     heads = output_heads(model)
@@ -157,8 +157,8 @@ def _judge(
     if not alone:
         return SmallGemms(because="no Linear layer would be converted")
     gemms: list[_Gemm] = []
-    for layers, fused in [] if apart is None else _fused_blocks(model, wanted, apart):
-        gemms += fused
+    for layers, of_block in _fused_blocks(model, wanted) if fused else []:
+        gemms += of_block
         for name in layers:
             alone.pop(name, None)
     for decision in alone.values():
@@ -184,7 +184,7 @@ def _judge(
 
 
 def _fused_blocks(
-    model: nn.Module, wanted: Sequence[Decision], apart: Mapping[str, str]
+    model: nn.Module, wanted: Sequence[Decision]
 ) -> list[tuple[list[str], list[_Gemm]]]:
     """The layers and GEMMs of each block of which something would be fused."""
     from fp8core.fusion.recognise import describe_block, find_blocks  # it imports this package
@@ -197,7 +197,7 @@ def _fused_blocks(
         gemms: list[_Gemm] = []
         attention, mlp = halves.attention, halves.mlp
         for half in (attention, mlp):
-            if half is None or any(n in apart or n not in converted for n in half.layers):
+            if half is None or any(name not in converted for name in half.layers):
                 continue
             layers += half.layers
             if half is attention:

@@ -4,6 +4,7 @@ A fused block keeps its layers, its Parameters and their names; only the way fro
 output is another. So state dicts, checkpoints, optimizers and exports are those of the plain model.
 """
 
+from fp8core.fusion.adapters import PlannedAdapters
 from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.fuse import BlockRow, ModelFusion, fuse
 from fp8core.fusion.inputs import fused_inputs
@@ -15,6 +16,7 @@ __all__ = [
     "FusedBlock",
     "FusingEngine",
     "ModelFusion",
+    "PlannedAdapters",
     "fuse",
     "fused_inputs",
 ]

@@ -14,14 +14,22 @@ import warnings
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8core.data.attention import BY_DOCUMENTS
+from fp8core.fusion.adapted import JoinedLinears, Modules, OneLinear, SteppedMLP
+from fp8core.fusion.adapters import Beside
 from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lay_together
 from fp8core.fusion.layouts import through
-from fp8core.fusion.parts import AttentionHalf, BlockParts, Halves, MLPHalf, split_heads
+from fp8core.fusion.parts import (
+    AttentionHalf,
+    BlockParts,
+    Halves,
+    MLPHalf,
+    NamedLinear,
+    split_heads,
+)
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
 
@@ -46,7 +54,13 @@ _ELSEWHERE = (
 class FusedAttention:
     """``o(attention(rotate(q), rotate(k), v))`` of the input, normalised where the half says so."""
 
-    def __init__(self, half: AttentionHalf, parts: BlockParts, angles: RotaryAngles | None) -> None:
+    def __init__(
+        self,
+        half: AttentionHalf,
+        parts: BlockParts,
+        angles: RotaryAngles | None,
+        beside: Beside,
+    ) -> None:
         if half.rotated and angles is None:
             raise ValueError("attention that is rotated needs angles")
         self.half = half
@@ -56,18 +70,17 @@ class FusedAttention:
         lay_together([bias for bias in biases if bias is not None])
         self._parts = parts
         self._angles = angles
-        if half.norm is None:
-            self.norm_qkv = parts.linears(half.inputs, self.group)
-        else:
-            self.norm_qkv = parts.norm_linear(half.norm, half.inputs, self.group)
+        self._bare = beside.bare((*half.inputs, half.o))
+        self.norm_qkv = JoinedLinears(half.norm, half.inputs, self.group, parts, beside)
         if half.head_norms:
             self.norm_query, self.norm_key = (
                 parts.head_norm(half, name) for name in ("q_norm", "k_norm")
             )
         self.attend = parts.attention(half)
-        self.output = parts.linear(half.o)
+        self.output = OneLinear(half.o, parts, beside)
 
     def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
+        self._bare.raise_if_wrapped()
         half = self.half
         joined = self.norm_qkv(x)
         if self._angles is None:
@@ -92,27 +105,29 @@ class FusedMLP:
     Beside it the normalised input, where the half says so.
     """
 
-    def __init__(self, half: MLPHalf, parts: BlockParts) -> None:
+    def __init__(self, half: MLPHalf, parts: BlockParts, beside: Beside) -> None:
         self.half = half
         self.group = half.group
         lay_together([linear.parameter for linear in half.inputs])
-        self.norm_mlp: Any = None
-        if half.activation == "gelu_erf":
-            # One module for both GEMMs would compute GELU in its tanh approximation.
-            assert half.returns_norm
-            up = half.inputs[0].name
-            self.norm_up = parts.norm_linear_and_norm(half.norm, half.inputs, up)
-            self.down = parts.linear(half.down)
+        linears = (*half.inputs, half.down)
+        self._bare = beside.bare(linears)
+        self.norm_mlp: Any
+        # One module for both GEMMs would compute GELU in its tanh approximation.
+        if half.activation == "gelu_erf" or beside.adapters(linears) is not None:
+            self.norm_mlp = SteppedMLP(half, parts, beside)
         elif half.returns_norm:
             self.norm_mlp = parts.norm_mlp_and_norm(half)
         else:
             self.norm_mlp = parts.norm_mlp(half)
 
     def __call__(self, x: Tensor) -> Any:
-        if self.norm_mlp is not None:
-            return self.norm_mlp(x)
-        inner, normalised = self.norm_up(x)
-        return self.down(F.gelu(inner)), normalised
+        self._bare.raise_if_wrapped()
+        return self.norm_mlp(x)
+
+    @property
+    def whole(self) -> bool:
+        """Whether one module computes both GEMMs."""
+        return not isinstance(self.norm_mlp, SteppedMLP)
 
 
 class FusedBlock:
@@ -133,10 +148,11 @@ class FusedBlock:
         self._kinds = parts.kinds
         self.attention: FusedAttention | None = None
         self.mlp: FusedMLP | None = None
+        beside = Beside(layer, name, halves.adapted)
         if halves.attention is not None:
-            self.attention = FusedAttention(halves.attention, parts, angles)
+            self.attention = FusedAttention(halves.attention, parts, angles, beside)
         if halves.mlp is not None:
-            self.mlp = FusedMLP(halves.mlp, parts)
+            self.mlp = FusedMLP(halves.mlp, parts, beside)
         self._own_class = type(layer)
 
     @property
@@ -150,6 +166,16 @@ class FusedBlock:
         return {half.half.name: half.half.layers for half in halves}
 
     @property
+    def linears(self) -> list[NamedLinear]:
+        """The linear layers that are part of a fused half."""
+        found: list[NamedLinear] = []
+        if self.attention is not None:
+            found += [*self.attention.half.inputs, self.attention.half.o]
+        if self.mlp is not None:
+            found += [*self.mlp.half.inputs, self.mlp.half.down]
+        return found
+
+    @property
     def classes(self) -> dict[str, str]:
         """The class of the fused module that each of those layers is part of."""
         found: dict[str, str] = {}
@@ -160,32 +186,26 @@ class FusedBlock:
             found[output] = self._kinds["linear"]
         if self.mlp is not None:
             *together, output = self.mlp.half.layers
-            whole = self.mlp.norm_mlp is not None
-            kind = self._kinds["norm_mlp" if whole else "norm_linear"]
+            kind = self._kinds["norm_mlp" if self.mlp.whole else "norm_linear"]
             found.update(dict.fromkeys(together, kind))
-            found[output] = kind if whole else self._kinds["linear"]
+            found[output] = kind if self.mlp.whole else self._kinds["linear"]
         return found
 
     @property
-    def modules(self) -> dict[str, tuple[Any, tuple[tuple[str, ...], ...]]]:
+    def modules(self) -> Modules:
         """The modules that compute in the layers' place, with the layers of each of their GEMMs.
 
-        By name; parts that are no modules are not among them.
+        By name; parts that are no modules are not among them. Adapters beside the layers are.
         """
-        found: dict[str, tuple[Any, tuple[tuple[str, ...], ...]]] = {}
+        found: Modules = {}
         if self.attention is not None:
-            half = self.attention.half
-            inputs = (tuple(linear.name for linear in half.inputs),)
-            found[self.attention.group] = (self.attention.norm_qkv, inputs)
-            found[half.o.name] = (self.attention.output, ((half.o.name,),))
-        if self.mlp is not None:
+            found |= {**self.attention.norm_qkv.modules, **self.attention.output.modules}
+        if self.mlp is not None and isinstance(self.mlp.norm_mlp, SteppedMLP):
+            found |= self.mlp.norm_mlp.modules
+        elif self.mlp is not None:
             mlp = self.mlp.half
             up, down = tuple(linear.name for linear in mlp.inputs), (mlp.down.name,)
-            if self.mlp.norm_mlp is not None:
-                found[self.mlp.group] = (self.mlp.norm_mlp, (up, down))
-            else:
-                found[up[0]] = (self.mlp.norm_up, (up,))
-                found[mlp.down.name] = (self.mlp.down, (down,))
+            found[self.mlp.group] = (self.mlp.norm_mlp, (up, down))
         return {name: pair for name, pair in found.items() if isinstance(pair[0], nn.Module)}
 
     @property
@@ -196,9 +216,8 @@ class FusedBlock:
             half = self.attention.half
             names += [self.attention.group, half.o.name, half.core_name]
         if self.mlp is not None:
-            mlp = self.mlp.half
-            whole = self.mlp.norm_mlp is not None
-            names += [mlp.group] if whole else [mlp.inputs[0].name, mlp.down.name]
+            kernel = self.mlp.norm_mlp
+            names += kernel.made if isinstance(kernel, SteppedMLP) else [self.mlp.group]
         return names
 
     def install(self) -> None:

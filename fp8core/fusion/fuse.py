@@ -11,6 +11,8 @@ from torch import nn
 
 from fp8core.data.batch import Batch
 from fp8core.fusion import check
+from fp8core.fusion.adapter_probe import probed
+from fp8core.fusion.adapters import PlannedAdapters
 from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.parts import BlockParts, FP8AttentionParts, Halves, core_name
 from fp8core.fusion.reach import unreached
@@ -110,12 +112,14 @@ def fuse(
     parts: BlockParts,
     kept: Mapping[str, str],
     *,
+    adapters: PlannedAdapters | None = None,
     length: int = 4096,
 ) -> ModelFusion:
     """Fuses what can be fused of ``model``, in place; says of every block what became of it.
 
     ``kept``: layers that must stay layers of their own, each with the reason; the half of a block
-    that holds one is not fused. ``length``: up to which position rotary angles are compared.
+    that holds one is not fused. ``adapters``: those that ``peft`` will put around layers, which are
+    computed beside them. ``length``: up to which position rotary angles are compared.
     """
     fusion = ModelFusion()
     candidates = list(find_blocks(model))
@@ -127,6 +131,7 @@ def fuse(
     for name, layer in candidates:
         kind = type(layer).__name__
         halves = describe_block(name, layer, config)
+        halves.adapted = frozenset() if adapters is None else adapters.layers
         halves.keep_apart(kept)
         angles, wrong = None, None
         if halves.layout.rotated:
@@ -140,7 +145,7 @@ def fuse(
             # Without them a block cannot be run, and so not be compared.
             halves.mlp = None
         elif halves.attention is not None or halves.mlp is not None:
-            block = _proved(name, layer, halves, parts, angles)
+            block = _proved(name, layer, halves, parts, angles, adapters)
         if block is not None:
             block.install()
             fusion.blocks.append(block)
@@ -186,7 +191,12 @@ def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts
 
 
 def _proved(
-    name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles | None
+    name: str,
+    layer: nn.Module,
+    halves: Halves,
+    parts: BlockParts,
+    angles: RotaryAngles | None,
+    adapters: PlannedAdapters | None,
 ) -> FusedBlock | None:
     """The block with as many halves fused as agree with the plain ones."""
     attention, mlp = halves.attention, halves.mlp
@@ -197,12 +207,12 @@ def _proved(
     ):
         halves.attention, halves.mlp = choice
         narrow = check.narrowed(halves)
-        tried = None if narrow is None else _tried(name, layer, narrow, parts, angles)
+        tried = None if narrow is None else _tried(name, layer, narrow, parts, angles, adapters)
         if isinstance(tried, FusedBlock):
             # It was to show what the parts make of a window; its own is wider.
             parts.forget(tried.made)
         if not isinstance(tried, str):
-            tried = _tried(name, layer, halves, parts, angles)
+            tried = _tried(name, layer, halves, parts, angles, adapters)
         if isinstance(tried, FusedBlock):
             if of_both and choice[1] is None:
                 halves.reasons.append(of_both)  # attention alone agrees: it is the MLP
@@ -216,7 +226,12 @@ def _proved(
 
 
 def _tried(
-    name: str, layer: nn.Module, halves: Halves, parts: BlockParts, angles: RotaryAngles | None
+    name: str,
+    layer: nn.Module,
+    halves: Halves,
+    parts: BlockParts,
+    angles: RotaryAngles | None,
+    adapters: PlannedAdapters | None,
 ) -> FusedBlock | str:
     """The block with ``halves`` fused, or why it must not be; its parts are forgotten then."""
     try:
@@ -226,7 +241,8 @@ def _tried(
     # An engine may refuse what it is asked to build in its own ways.
     except Exception as error:
         return f"it cannot be built: {type(error).__name__}: {error}"
-    reason = check.refusal(block, parts, angles)
+    with probed(block, adapters):
+        reason = check.refusal(block, parts, angles)
     if reason is None:
         return block
     parts.forget(block.made)

@@ -22,6 +22,7 @@ from fp8core.conversion.norms import describe_norm
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion.flash import flash_attention
 from fp8core.fusion.parts import (
+    Activation,
     Attend,
     AttentionHalf,
     Kernel,
@@ -35,7 +36,7 @@ from fp8core.fusion.sequences import Sequences
 from fp8core.fusion.te_attention import TEAttention
 from fp8core.fusion.turns import Turns
 
-__all__ = ["HighPrecisionParts", "PyTorchAttention", "refusal"]
+__all__ = ["HighPrecisionParts", "PyTorchAttention", "active", "refusal"]
 
 _KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
@@ -89,6 +90,9 @@ class HighPrecisionParts:
 
     def norm_mlp(self, half: MLPHalf) -> Kernel:
         return NormMLP(half, self._dtype)
+
+    def active(self, inner: Tensor, activation: Activation) -> Tensor:
+        return active(inner, activation)
 
     def norm_mlp_and_norm(self, half: MLPHalf) -> NormedKernel:
         return NormMLP(half, self._dtype, and_norm=True)
@@ -223,19 +227,23 @@ class NormMLP(nn.Module):
         self._half, self._dtype, self._and_norm = half, dtype, and_norm
 
     def forward(self, x: Tensor) -> Any:
-        from fp8core.fusion.gated_kernel import gated  # needs Triton
-
         half = self._half
         normalised = _norm(x, half.norm, self._dtype)
         inner = F.linear(normalised, *joined(half.inputs))
-        if half.activation == "gelu":
-            active = F.gelu(inner, approximate="tanh")
-        elif half.activation == "gelu_erf":
-            active = F.gelu(inner)
-        else:
-            active = gated(inner, half.activation)
-        output = F.linear(active, half.down.weight, half.down.bias)
+        activated = active(inner, half.activation)
+        output = F.linear(activated, half.down.weight, half.down.bias)
         return (output, normalised) if self._and_norm else output
+
+
+def active(inner: Tensor, activation: Activation) -> Tensor:
+    """As `BlockParts.active`, in one kernel."""
+    if activation == "gelu":
+        return F.gelu(inner, approximate="tanh")
+    if activation == "gelu_erf":
+        return F.gelu(inner)
+    from fp8core.fusion.gated_kernel import gated  # needs Triton
+
+    return gated(inner, activation)
 
 
 def _norm(x: Tensor, norm: NormDescription, dtype: torch.dtype) -> Tensor:

@@ -207,6 +207,10 @@ class BlockParts(Protocol):
         """The same, and the normalised input."""
         ...
 
+    def active(self, inner: Tensor, activation: Activation) -> Tensor:
+        """``act(gate) * up`` of the two, side by side, or ``act(up)``."""
+        ...
+
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
         """The norm over each head that is the child ``name`` of the attention module."""
         ...
@@ -291,13 +295,15 @@ def own_head_norm(half: AttentionHalf, name: str) -> Kernel:
 class Halves:
     """The halves of one block that are to be fused, and why not the others.
 
-    ``causal``: whether its attention, fused or not, looks back alone.
+    ``causal``: whether its attention, fused or not, looks back alone. ``adapted``: the names of the
+    model's layers that get adapters.
     """
 
     layout: BlockLayout
     attention: AttentionHalf | None = None
     mlp: MLPHalf | None = None
     reasons: list[str] = field(default_factory=list)
+    adapted: frozenset[str] = frozenset()
     causal: bool = True
 
     def keep_apart(self, kept: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion.parts import (
+    Activation,
     Attend,
     AttentionHalf,
     Kernel,
@@ -68,15 +69,17 @@ class PlainParts:
         def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
             normalised = _normalised(x, half.norm)
             inner = F.linear(normalised, *joined(half.inputs))
-            if half.activation == "gelu":
-                active = F.gelu(inner, approximate="tanh")
-            else:
-                gate, up = inner.chunk(2, dim=-1)
-                silu = half.activation == "swiglu"
-                active = (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up
+            active = self.active(inner, half.activation)
             return F.linear(active, half.down.weight, half.down.bias), normalised
 
         return kernel
+
+    def active(self, inner: Tensor, activation: Activation) -> Tensor:
+        if activation in ("gelu", "gelu_erf"):
+            return F.gelu(inner, approximate="tanh" if activation == "gelu" else "none")
+        gate, up = inner.chunk(2, dim=-1)
+        silu = activation == "swiglu"
+        return (F.silu(gate) if silu else F.gelu(gate, approximate="tanh")) * up
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
         return own_head_norm(half, name)

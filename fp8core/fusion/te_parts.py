@@ -20,8 +20,10 @@ from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_modules import as_gemms_read_them
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
+from fp8core.fusion import high_precision
 from fp8core.fusion.joined import join
 from fp8core.fusion.parts import (
+    Activation,
     Attend,
     AttentionHalf,
     Kernel,
@@ -187,6 +189,9 @@ class TEParts:
             layer.fc1_bias, layer.fc2_bias = first.bias, down.bias
         self._finish(layer, half.group, dict(zip(half.gemms, (half.inputs, [down]), strict=True)))
         return layer
+
+    def active(self, inner: Tensor, activation: Activation) -> Tensor:
+        return high_precision.active(inner, activation)
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
         return own_head_norm(half, name)

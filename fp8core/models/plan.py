@@ -99,13 +99,11 @@ def plan(
     model = _on_meta(source, model_class, config, spec)
     decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
     adapted = [] if spec.adapter is None else adapter_targets(model, spec.adapter)
-    apart = {layer.name: "an adapter goes beside it" for layer in adapted}
     small_gemms = keep_small_gemms(
         model,
         decisions,
         small_gemm_rule(spec, None if spec.resources.device == "cpu" else card),
         fused=fusion_refusal(spec) is None,
-        apart=apart,
     )
     training = spec.training
     tokens = training.batch_size * training.sequence_length
@@ -118,7 +116,13 @@ def plan(
         sequence_length=training.sequence_length,
         override=high_precision_gemms(spec.recipe),
     )
-    fusion = planned_fusion(model, decisions, spec, apart, small=bool(small_gemms.kept))
+    fusion = planned_fusion(
+        model,
+        decisions,
+        spec,
+        frozenset(layer.name for layer in adapted),
+        small=bool(small_gemms.kept),
+    )
     parameters = _parameters(model)
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)

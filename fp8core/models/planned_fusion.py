@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fp8core.conversion import Decision
 from fp8core.conversion.decide import kept_apart
 from fp8core.fusion.layouts import through
-from fp8core.fusion.parts import AttentionHalf, Halves, MLPHalf
+from fp8core.fusion.parts import AttentionHalf, Halves, MLPHalf, NamedLinear
 from fp8core.fusion.recognise import NO_BLOCKS, describe_block, find_blocks
 from fp8core.fusion.rotary import rotary_angles
 from fp8core.models.weight_copies import weight_copies
@@ -94,13 +94,12 @@ def planned_fusion(
     model: nn.Module,
     decisions: Sequence[Decision],
     spec: JobSpec,
-    apart: Mapping[str, str],
+    adapted: frozenset[str] = frozenset(),
     *,
     small: bool = False,
 ) -> PlannedFusion:
-    """``decisions``: of the layers' conversion, not yet done; ``apart``: layers that must stay
-    layers of their own, each with why; ``small``: whether the small-GEMM rule keeps the model in
-    bf16."""
+    """``decisions``: of the layers' conversion, not yet done; ``adapted``: the layers that get
+    adapters; ``small``: whether the small-GEMM rule keeps the model in bf16."""
     candidates = list(find_blocks(model))
     refusal, loss = fusion_refusal(spec), _fuses_loss(spec)
     if refusal is not None or not candidates:
@@ -112,7 +111,8 @@ def planned_fusion(
     blocks, reasons = [], []
     for name, layer in candidates:
         halves = describe_block(name, layer, getattr(model, "config", None))
-        halves.keep_apart({**apart, **kept})
+        halves.adapted = adapted
+        halves.keep_apart(kept)
         if halves.layout.rotated and not looked:
             wrong, looked = _wrong_rotation(model), True
         if wrong is not None and halves.layout.rotated and halves.attention is not None:
@@ -180,21 +180,22 @@ def fused_forward(
     names = list(inspect.signature(type(layer).forward).parameters)[2:]
 
     def forward(hidden: Tensor, *positional: Any, **options: Any) -> Tensor:
-        attention, mlp = block.halves.attention, block.halves.mlp
+        attention, mlp, adapted = block.halves.attention, block.halves.mlp, block.halves.adapted
 
         def attend(x: Tensor) -> Tensor:
             assert attention is not None
-            weights = [linear.weight for linear in (*attention.inputs, attention.o)]
+            linears = (*attention.inputs, attention.o)
             # Kernels without FP8 read their input in whatever dtype it has.
             given = x if plain and attention.norm is not None else x.to(compute)
-            return _fused(given, _attention_keeps(attention, plain), copies, compute, *weights)
+            keeps = _attention_keeps(attention, plain, adapted)
+            return _fused(given, keeps, copies, compute, linears, adapted)
 
         def multiply(x: Tensor) -> Any:
             assert mlp is not None
-            weights = [linear.weight for linear in (*mlp.inputs, mlp.down)]
+            linears = (*mlp.inputs, mlp.down)
             given = x if plain else x.to(compute)
-            keeps = _mlp_keeps(mlp, x.shape[-1], by_blocks, plain)
-            output = _fused(given, keeps, copies, compute, *weights)
+            keeps = _mlp_keeps(mlp, by_blocks, plain, adapted)
+            output = _fused(given, keeps, copies, compute, linears, adapted)
             # What the norm gives is one tensor more, that nothing keeps.
             return (output, output.detach().clone()) if mlp.returns_norm else output
 
@@ -224,7 +225,7 @@ class _Keeps:
     input: bool = True
 
 
-def _attention_keeps(half: AttentionHalf, plain: bool) -> _Keeps:
+def _attention_keeps(half: AttentionHalf, plain: bool, adapted: frozenset[str]) -> _Keeps:
     width, kv_width = half.heads * half.head_dim, half.kv_heads * half.head_dim
     normed = half.norm is not None
     always: list[tuple[int, torch.dtype | None]] = [
@@ -238,16 +239,26 @@ def _attention_keeps(half: AttentionHalf, plain: bool) -> _Keeps:
     if half.head_norms:
         always += [(width, None), (kv_width, None)]  # the inputs of q_norm and k_norm
     entered = half.inputs[0].in_features
+    has_any = _has_any(half.inputs, adapted)
+    if has_any and normed:
+        always += _adapters_input(entered, plain)
     if plain:
         # The second GEMM's input is attention's output itself; the first one's what a norm gave.
-        return _Keeps(tuple(always), ((entered, None),), input=normed)
+        return _Keeps(tuple(always), ((entered, None),), input=normed or has_any)
     # The inputs of the two GEMMs, column-wise.
-    return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=normed)
+    return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=normed or has_any)
 
 
-def _mlp_keeps(half: MLPHalf, hidden: int, by_blocks: bool, plain: bool) -> _Keeps:
-    inner = half.down.in_features
-    always = ((1, _FP32), (len(half.inputs) * inner, None))  # gate and up, before the activation
+def _mlp_keeps(half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[str]) -> _Keeps:
+    hidden, inner = half.inputs[0].in_features, half.down.in_features
+    always: tuple[tuple[int, torch.dtype | None], ...] = (
+        (1, _FP32),
+        (len(half.inputs) * inner, None),  # gate and up, before the activation
+    )
+    if _has_any(half.inputs, adapted):
+        always += _adapters_input(hidden, plain)
+    if _has_any([half.down], adapted):
+        always += ((inner, None),)  # the adapter's input
     if plain:
         return _Keeps(always, ((hidden, None), (inner, None)))
     if half.activation == "gelu_erf":
@@ -257,19 +268,47 @@ def _mlp_keeps(half: MLPHalf, hidden: int, by_blocks: bool, plain: bool) -> _Kee
     return _Keeps(always, ((2 * hidden, _FP8), (product, _FP8)))
 
 
-def _fused(x: Tensor, keeps: _Keeps, copies: int, compute: torch.dtype, *weights: Tensor) -> Tensor:
-    output: Tensor = _Fused.apply(x, keeps, copies, compute, *weights)
+def _adapters_input(features: int, plain: bool) -> tuple[tuple[int, torch.dtype | None], ...]:
+    """LayerNormLinear that gives it keeps its FP8 form as well, for frozen weights too."""
+    return ((features, None),) if plain else ((features, None), (features, _FP8))
+
+
+def _has_any(linears: Sequence[NamedLinear], adapted: frozenset[str]) -> bool:
+    return any(linear.name in adapted for linear in linears)
+
+
+def _fused(
+    x: Tensor,
+    keeps: _Keeps,
+    copies: int,
+    compute: torch.dtype,
+    linears: Sequence[NamedLinear],
+    adapted: frozenset[str],
+) -> Tensor:
+    # What needs a gradient in a first block of which all but its adapters is frozen.
+    adapter = nn.Parameter(torch.empty(0)) if _has_any(linears, adapted) else None
+    weights = [linear.weight for linear in linears]
+    output: Tensor = _Fused.apply(x, keeps, copies, compute, adapter, *weights)
     return output
 
 
 class _Fused(torch.autograd.Function):
-    """One half: keeps its input, what `_Keeps` says, and ``copies`` bytes an element of weights."""
+    """One half: keeps its input, what `_Keeps` says, and ``copies`` bytes an element of weights.
+
+    ``adapter``: a parameter where only adapters are trained.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, keeps: _Keeps, copies: int, compute: torch.dtype, *weights: Tensor
+        ctx: Any,
+        x: Tensor,
+        keeps: _Keeps,
+        copies: int,
+        compute: torch.dtype,
+        adapter: Tensor | None,
+        *weights: Tensor,
     ) -> Tensor:
-        trained = any(ctx.needs_input_grad[4:])
+        trained = any(ctx.needs_input_grad[5:])
         counts = keeps.always + (keeps.if_trained if trained else ())
         tokens = x.shape[:-1]
         made = [x.new_empty(*tokens, count, dtype=dtype or compute) for count, dtype in counts]

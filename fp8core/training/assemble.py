@@ -13,6 +13,7 @@ from fp8core.conversion.report import ConversionRow
 from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.durable import write_json
 from fp8core.engines.protocol import Engine
+from fp8core.fusion.adapters import PlannedAdapters
 from fp8core.fusion.cross_entropy import fused_cross_entropy
 from fp8core.fusion.documents import attend_by_documents
 from fp8core.models import LoadedModel
@@ -59,13 +60,15 @@ def assemble(
     ``small_gemms``: the layers that the job kept in bf16 for their size when it began, each with
     why; None: by what was measured on this GPU.
     """
-    targets = adapter_targets(loaded.model, spec.adapter) if spec.adapter is not None else []
-    apart = {layer.name: "an adapter goes beside it" for layer in targets}
+    targets, planned = [], None
+    if spec.adapter is not None:
+        targets = adapter_targets(loaded.model, spec.adapter)
+        planned = PlannedAdapters(frozenset(layer.name for layer in targets), spec.adapter)
     conversion = convert(
         loaded.model,
         engine,
         spec.conversion,
-        apart=apart,
+        adapters=planned,
         small_gemms=small_gemm_rule(spec, card_of(engine.device))
         if small_gemms is None
         else small_gemms,

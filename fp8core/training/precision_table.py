@@ -10,7 +10,7 @@ the rest is counted tensor by tensor in that step.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from typing import Any
@@ -101,7 +101,7 @@ class PrecisionTable:
     def _measure(self, batch: Batch) -> list[dict[str, Any]]:
         learner, engine = self._learner, self._learner.engine
         layers = _linear_layers(learner.model, self._conversion)
-        fused, together = _fused_modules(self._conversion)
+        fused, together = _fused_modules(self._conversion, layers)
         inside = {name for groups in together.values() for group in groups for name in group}
         modules = {name: layer for name, layer in layers.items() if name not in inside} | fused
         small = _beginning(batch, _rows(layers, together, engine.token_multiple))
@@ -146,12 +146,24 @@ def _linear_layers(model: nn.Module, conversion: ConversionReport) -> dict[str, 
     }
 
 
-def _fused_modules(conversion: ConversionReport) -> tuple[dict[str, nn.Module], Together]:
-    """The modules that compute fused layers, by name, and the layers of each of their GEMMs."""
+def _fused_modules(
+    conversion: ConversionReport, linears: Collection[str]
+) -> tuple[dict[str, nn.Module], Together]:
+    """The modules that compute fused layers, by name, and the layers of each of their GEMMs.
+
+    ``linears``: the model's, where one with an adapter is the ``base_layer`` of what it became.
+    """
     blocks = [] if conversion.fusion is None else conversion.fusion.blocks
     found = {name: pair for block in blocks for name, pair in block.modules.items()}
     modules = {name: module for name, (module, _) in found.items()}
-    return modules, {name: layers for name, (_, layers) in found.items()}
+    together = {
+        name: tuple(
+            tuple(one if one in linears else f"{one}.base_layer" for one in layers)
+            for layers in gemms
+        )
+        for name, (_, gemms) in found.items()
+    }
+    return modules, together
 
 
 def _rows(layers: dict[str, nn.Module], together: Together, multiple: int) -> int:
@@ -198,8 +210,9 @@ def _by_kind(
             (gemm, pair) for gemm in GEMMS for pair in sorted(seen.get(gemm, Counter()))
         )
         module = layers[name]
-        kind = fused.get(name, type(module).__name__)
-        is_converted = (name in fused and name not in kept) or id(module) in converted
+        own_name = name.removesuffix(".base_layer")
+        kind = fused.get(own_name, type(module).__name__)
+        is_converted = (own_name in fused and own_name not in kept) or id(module) in converted
         adapter = any(part.startswith("lora_") for part in name.split("."))
         groups[kind, is_converted, adapter, formats].append(name)
     return [

@@ -103,17 +103,11 @@ def test_a_model_of_gpt2_keeps_its_names_through_fusion_and_restoring(tmp_path: 
 
 def test_what_the_user_keeps_is_not_fused() -> None:
     model = make("Llama")
-    report = convert(
-        model,
-        FusingEngine(),
-        Conversion(skip=["model.layers.0.mlp.down_proj"]),
-        apart={"model.layers.1.self_attn.v_proj": "an adapter goes beside it"},
-    )
+    report = convert(model, FusingEngine(), Conversion(skip=["model.layers.0.mlp.down_proj"]))
     rows = rows_of(report)
     assert rows["model.layers.0.mlp.gate_proj"]["group"] is None
     assert rows["model.layers.0.mlp.gate_proj"]["reason"] is None
     assert "down_proj is kept: conversion.skip" in str(rows["model.layers.0"]["reason"])
-    assert "v_proj is kept: an adapter goes" in str(rows["model.layers.1"]["reason"])
     assert rows["model.layers.1.mlp.up_proj"]["group"] == "model.layers.1.mlp"
 
 

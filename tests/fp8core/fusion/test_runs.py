@@ -259,7 +259,7 @@ def test_a_fused_encoder_trains_as_the_plain_one(
     assert keys[0] == keys[1]
 
 
-def test_adapters_beside_an_encoders_attention_leave_its_mlps_fused(
+def test_an_encoder_with_adapters_beside_its_attention_is_fused(
     fusing: list[str],
     job: Callable[..., Path],
     train_here: Callable[..., Any],
@@ -279,5 +279,6 @@ def test_adapters_beside_an_encoders_attention_leave_its_mlps_fused(
     rows = {row["name"]: row for row in json.loads((fused / "conversion.json").read_bytes())}
     block = "bert.encoder.layer.1"
     assert rows[f"{block}.intermediate.dense"]["group"] == f"{block}.mlp"
-    assert rows[f"{block}.attention.self.key"]["group"] is None
-    assert "query is kept" in rows[block]["reason"]
+    assert rows[f"{block}.intermediate.dense"]["to"] == "NormLinear"  # GELU is the model's
+    assert rows[f"{block}.attention.self.key"]["group"] == f"{block}.attention.self"
+    assert rows[block]["reason"] is None

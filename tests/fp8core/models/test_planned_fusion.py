@@ -7,9 +7,11 @@ import torch
 
 from fp8core.conversion import decide
 from fp8core.conversion.shape_rules import shape_rules
-from fp8core.fusion import fuse
+from fp8core.fusion import PlannedAdapters, fuse
 from fp8core.fusion.plain import PlainParts
+from fp8core.models.adapter_targets import adapter_targets
 from fp8core.models.planned_fusion import planned_fusion
+from fp8core.spec import LoraAdapter
 from tests.fp8core.fusion.berts import bert
 from tests.fp8core.fusion.families import make
 
@@ -28,21 +30,23 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
         ("GPT2", {"resid_pdrop": 0.1}),
     ],
 )
-@pytest.mark.parametrize("skipped", [False, True])
-def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes, skipped):
+@pytest.mark.parametrize(("skipped", "adapted"), [(False, False), (True, False), (False, True)])
+def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes, skipped, adapted):
     one = "*.0.mlp.c_fc" if family == "GPT2" else "*.0.*up_proj"
     skip = [one] if skipped else []
     spec = make_spec(llama_config, recipe={"engine": "te"}, conversion={"skip": skip})
     model = make(family, **changes)
     with torch.device("meta"):
         meta = type(model)._from_config(model.config, dtype=torch.float32)
+    targets = adapter_targets(meta, LoraAdapter()) if adapted else []
+    adapters = PlannedAdapters(frozenset(layer.name for layer in targets), LoraAdapter())
     planned = planned_fusion(
-        meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec, {}
+        meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec, adapters.layers
     )
 
     decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
     kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
-    done = fuse(model, PlainParts(), kept)
+    done = fuse(model, PlainParts(), kept, adapters=adapters)
 
     halves = [
         {half.name for half in (block.halves.attention, block.halves.mlp) if half is not None}
@@ -61,9 +65,7 @@ def test_an_encoder_is_planned_as_it_is_fused(make_spec, llama_config, changes):
     model = bert(**changes)
     with torch.device("meta"):
         meta = type(model)._from_config(model.config, dtype=torch.float32)
-    planned = planned_fusion(
-        meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec, {}
-    )
+    planned = planned_fusion(meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec)
     decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
     kept = {d.layer.name: d.reason for d in decisions if d.reason is not None}
     done = fuse(model, PlainParts(), kept)

@@ -1,0 +1,223 @@
+"""LoRA adapters beside the layers of a fused half, added to what its GEMMs compute.
+
+A fused half passes its layers by, and with them the modules that ``peft`` puts around them. Their
+parameters are found where ``peft`` keeps them, at each call: what is trained, saved and exported is
+theirs. Adapters of one input are applied together: the matrices A as one GEMM where nothing is
+dropped out, each B within the columns of its layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fp8core.fusion.parts import NamedLinear
+from fp8core.spec import LoraAdapter
+
+__all__ = ["Adapters", "Beside", "PlannedAdapters"]
+
+
+@dataclass(frozen=True)
+class PlannedAdapters:
+    """Those that will be put around ``layers`` of a model, which is frozen then."""
+
+    layers: frozenset[str]
+    settings: LoraAdapter
+
+
+class Adapters(nn.Module):
+    """Adds what the adapters of some Linears, side by side, make of the input that they share.
+
+    It stands outside the module tree and holds no parameters of its own. What is merged or disabled
+    adds nothing. Raises TypeError for an adapter that computes more than LoRA does.
+    """
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        super().__init__()
+        self._places = tuple(places)
+
+    def forward(self, output: Tensor, x: Tensor) -> Tensor:
+        """``output`` [..., all features], of the Linears of ``x``, with the adapters' sums."""
+        pieces = list(self._pieces())
+        if not pieces:
+            return output
+        downs = [piece.down.weight for piece in pieces]
+        drops = any(piece.drops for piece in pieces)
+        if drops or not torch.is_autocast_enabled(x.device.type):
+            # As peft does. Dropout in another dtype may draw other random numbers.
+            x = x.to(downs[0].dtype)
+        if drops:
+            inner = [F.linear(piece.dropout(x), piece.down.weight) for piece in pieces]
+        else:
+            together = F.linear(x, torch.cat(downs) if len(downs) > 1 else downs[0])
+            inner = list(torch.split(together, [down.shape[0] for down in downs], dim=-1))
+        found: Tensor = _AddColumns.apply(  # type: ignore[no-untyped-call]
+            output,
+            [(piece.columns, piece.scaling) for piece in pieces],
+            *(values.to(output.dtype) for values in inner),
+            *(piece.up.weight.to(output.dtype) for piece in pieces),
+        )
+        return found
+
+    @property
+    def gemms(self) -> tuple[tuple[str, ...], ...]:
+        """The names of the matrices of each GEMM, in the order of a forward pass."""
+        pieces = list(self._pieces())
+        downs = tuple(piece.name.format("A") for piece in pieces)
+        ups = tuple((piece.name.format("B"),) for piece in pieces)
+        if any(piece.drops for piece in pieces):
+            return (*((down,) for down in downs), *ups)
+        return (downs, *ups)
+
+    def _pieces(self) -> Iterator[_Piece]:
+        begin = 0
+        for place in self._places:
+            end = begin + place.linear.out_features
+            yield from _pieces(place, slice(begin, end))
+            begin = end
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What stands beside the layers of ``block``, which is ``name`` in the model.
+
+    ``adapted``: the names of the layers that have adapters, or will have.
+    """
+
+    block: nn.Module
+    name: str
+    adapted: frozenset[str]
+
+    def adapters(self, linears: Sequence[NamedLinear]) -> Adapters | None:
+        """Those of these layers; None where none of them has any."""
+        if not any(linear.name in self.adapted for linear in linears):
+            return None
+        return Adapters([self._place(linear) for linear in linears])
+
+    def bare(self, linears: Sequence[NamedLinear]) -> Bare:
+        return Bare([self._place(one) for one in linears if one.name not in self.adapted])
+
+    def _place(self, linear: NamedLinear) -> _Place:
+        parent, _, key = linear.name.removeprefix(f"{self.name}.").rpartition(".")
+        return _Place(self.block.get_submodule(parent)._modules, key, linear)
+
+
+class Bare:
+    """The layers of a fused half that have no adapters."""
+
+    def __init__(self, places: Sequence[_Place]) -> None:
+        self._places = tuple(places)
+
+    def raise_if_wrapped(self) -> None:
+        """Raises TypeError where something was put in the place of one since: it is not called."""
+        for place in self._places:
+            if place.module is not place.linear.module:
+                raise TypeError(
+                    f"{place.linear.name} was replaced by a {type(place.module).__name__} after "
+                    "its block was fused, which would never be called: tell `convert` of the "
+                    "adapters, or fuse no blocks (conversion.fuse: none)"
+                )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a layer stands: ``children`` are those of its parent."""
+
+    children: dict[str, nn.Module | None]
+    key: str
+    linear: NamedLinear
+
+    @property
+    def module(self) -> nn.Module | None:
+        return self.children[self.key]
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One adapter of one layer: ``up(down(dropout(x))) * scaling`` in ``columns`` of the output.
+
+    ``name``: of its matrices, with a place for the letter of each.
+    """
+
+    name: str
+    down: nn.Linear
+    up: nn.Linear
+    dropout: nn.Module
+    scaling: float
+    columns: slice
+
+    @property
+    def drops(self) -> bool:
+        return self.dropout.training and not isinstance(self.dropout, nn.Identity)
+
+
+def _pieces(place: _Place, columns: slice) -> Iterator[_Piece]:
+    found: Any = place.module
+    name = place.linear.name
+    if found is place.linear.module:
+        return
+    if getattr(found, "base_layer", None) is not place.linear.module or not hasattr(
+        found, "lora_A"
+    ):
+        raise TypeError(f"{name} was replaced by a {type(found).__name__}, which is not LoRA's")
+    if found.disable_adapters:
+        if found.merged:
+            found.unmerge()
+        return
+    if found.merged:
+        return
+    for key in found.active_adapters:
+        if key not in found.lora_A:
+            continue
+        down, up = found.lora_A[key], found.lora_B[key]
+        plain = type(down) is nn.Linear and type(up) is nn.Linear and up.bias is None
+        if not plain or key in getattr(found, "lora_variant", ()):
+            raise TypeError(
+                f"the adapter {key!r} beside {name} computes more than LoRA does, and a fused "
+                "block would not: fuse no blocks (conversion.fuse: none)"
+            )
+        scaling, dropout = float(found.scaling[key]), found.lora_dropout[key]
+        yield _Piece(f"{name}.lora_{{}}.{key}", down, up, dropout, scaling, columns)
+
+
+class _AddColumns(torch.autograd.Function):
+    """``output`` and, in some columns each, ``scaling * inner @ up.T``: one pass over ``output``.
+
+    Called with all inners, then all ups. Backward goes the other way through them, as the watch
+    over GEMMs expects.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, output: Tensor, places: list[tuple[slice, float]], *matrices: Tensor
+    ) -> Tensor:
+        count = len(places)
+        found = output.flatten(0, -2).clone()
+        inners = [inner.flatten(0, -2) for inner in matrices[:count]]
+        ups = matrices[count:]
+        for (columns, scaling), inner, up in zip(places, inners, ups, strict=True):
+            part = found[:, columns]
+            torch.addmm(part, inner, up.t(), alpha=scaling, out=part)
+        ctx.save_for_backward(*inners, *ups)
+        ctx.places = places
+        return found.view(output.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        count, saved = len(ctx.places), ctx.saved_tensors
+        above = gradients[0].flatten(0, -2)
+        found: list[Tensor | None] = [None] * (2 * count)
+        for index in reversed(range(count)):
+            columns, scaling = ctx.places[index]
+            part, inner, up = above[:, columns], saved[index], saved[count + index]
+            if ctx.needs_input_grad[2 + index]:
+                of_inner = torch.mm(part, up).mul_(scaling)
+                found[index] = of_inner.view(*gradients[0].shape[:-1], -1)
+            if ctx.needs_input_grad[2 + count + index]:
+                found[count + index] = torch.mm(part.t(), inner).mul_(scaling)
+        return gradients[0], None, *found
