@@ -90,12 +90,15 @@ class GemmWatch(TorchDispatchMode):
         self._summed_by_wgrad = (shape.numel(), shape[0])
         self._current: str | None = None
         self._backward = False
+        self._outer: list[tuple[str | None, bool, Counter[str]]] = []
         self._exits: list[Any] = []
 
     def __enter__(self) -> GemmWatch:
         for name, layer in self._layers.items():
             self._exits.append(layer.register_forward_pre_hook(self._entering(name)).remove)
-            self._exits.append(layer.register_forward_hook(self._leaving(name)).remove)
+            # Also where the forward pass ends early, as that of a recomputed block does.
+            leaving = layer.register_forward_hook(self._leaving(name), always_call=True)
+            self._exits.append(leaving.remove)
         self._exits.append(_wrap_transformer_engine(self))
         super().__enter__()
         return self
@@ -136,18 +139,18 @@ class GemmWatch(TorchDispatchMode):
 
     def _entering(self, name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            self._current, self._backward = name, False
-            self._calls.clear()
+            # A recomputed block goes forward within the backward pass of its last layer.
+            self._outer.append((self._current, self._backward, self._calls))
+            self._current, self._backward, self._calls = name, False, Counter()
 
         return hook
 
     def _leaving(self, name: str) -> Any:
         def backward(grad: Tensor) -> None:
-            self._current, self._backward = name, True
-            self._calls.clear()
+            self._current, self._backward, self._calls = name, True, Counter()
 
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._current = None
+            self._current, self._backward, self._calls = self._outer.pop()
             if isinstance(output, tuple) and output:
                 output = output[0]
             if isinstance(output, Tensor) and output.requires_grad:

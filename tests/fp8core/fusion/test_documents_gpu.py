@@ -113,7 +113,11 @@ def test_checkpointing_recomputes_by_documents() -> None:
 
 
 def test_compiled_blocks_of_torchao_go_by_documents() -> None:
-    """Beside the same blocks with masks; FP8 leaves more apart than the two forms do in bf16."""
+    """Beside the same blocks with masks, which differ by less than FP8 differs from bf16.
+
+    With weights of this size FP8 moves logits by 9 % and gradients by 16; the larger ones of the
+    other tests let it move them by 35 and 92, and small differences with them.
+    """
     recipe = TorchaoRecipe(engine="torchao")
     if not (available := availability(recipe, DEVICE)).ok:
         pytest.skip("; ".join(available.reasons))
@@ -121,6 +125,9 @@ def test_compiled_blocks_of_torchao_go_by_documents() -> None:
     for by_documents in (False, True):
         torch._dynamo.reset()
         model, engine = make("Llama", **SIZES).to(DEVICE), create(recipe, DEVICE)
+        with torch.no_grad():
+            for matrix in (p for p in model.parameters() if p.dim() > 1):
+                matrix.mul_(0.3)
         convert(model, engine, Conversion())
         if by_documents:
             assert attend_by_documents(model, engine.evaluation_context, DEVICE) is None
@@ -140,5 +147,6 @@ def test_compiled_blocks_of_torchao_go_by_documents() -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
     far = [apart(one, other) for one, other in zip(found[True], found[False], strict=True)]
     print(far)
-    assert max(far) < 0.15
+    assert max(far[::2]) < 0.09  # of logits
+    assert max(far[1::2]) < 0.16
     torch._dynamo.reset()

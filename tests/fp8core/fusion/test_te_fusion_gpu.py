@@ -193,7 +193,7 @@ def test_evaluation_of_fused_blocks_is_in_high_precision_unless_set() -> None:
         before, batch = engine.state_dict(), batch_of(5, packed=False)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             with torch.no_grad(), engine.evaluation_context():
-                model(**fused_inputs(model, batch, torch.bfloat16), use_cache=False)
+                model(**{"use_cache": False, **fused_inputs(model, batch, torch.bfloat16)})
             torch.cuda.synchronize()
         found = sum(event.count for event in profile.key_averages() if "_qqtst_" in event.key)
         assert found == (4 * LAYERS if in_fp8 else 0)

@@ -74,14 +74,18 @@ def all_in(operands: str, weights: str, gradients: str) -> dict[str, dict[str, s
         ),
     ],
 )
+@pytest.mark.parametrize("recomputed", [False, True])
 def test_the_gemms_of_each_engine(
     job: Job,
     train_here: TrainHere,
     recipe: dict[str, Any],
     kind: str,
     expected: dict[str, dict[str, str]],
+    recomputed: bool,
 ) -> None:
-    _, workdir = train_here(job(**QUICK, recipe=recipe, training={"steps": 1}))
+    """Recomputed blocks go forward within the backward pass of their last layer."""
+    training = {"steps": 1, "gradient_checkpointing": recomputed}
+    _, workdir = train_here(job(**QUICK, recipe=recipe, training=training))
     kinds = table_of(workdir)["rows"]["gemm_compute"]["layers"]
     assert [(k["kind"], k["converted"], k["layers"]) for k in kinds] == [
         (kind, True, 14),
