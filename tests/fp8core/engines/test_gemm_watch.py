@@ -32,3 +32,17 @@ def test_a_fused_modules_gemms_are_those_of_its_layers() -> None:
     assert set(watch.seen) == {"mlp.gate", "mlp.up", "mlp.down"}
     for name, kind in (("mlp.gate", "fp32"), ("mlp.up", "fp32"), ("mlp.down", "bf16")):
         assert watch.seen[name] == {gemm: {(kind, kind): 2} for gemm in ("fprop", "dgrad", "wgrad")}
+
+
+def test_of_a_module_that_gives_two_tensors_the_first_is_its_own() -> None:
+    class Both(nn.Linear):
+        def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+            return super().forward(input), input
+
+    module = Both(8, 40)
+    x = torch.randn(3, 16, 8, requires_grad=True)
+    with GemmWatch({"both": module}, torch.Size([3, 16])) as watch:
+        output, given = module(x)
+        (output.sum() + given.sum()).backward()
+    pair = ("fp32", "fp32")
+    assert watch.seen["both"] == {gemm: {pair: 1} for gemm in ("fprop", "dgrad", "wgrad")}
