@@ -22,7 +22,7 @@ from fp8core.fusion.documents import switch_to_documents
 from fp8core.fusion.fuse import HELD, ModelFusion
 from fp8core.training.assemble import Assembled
 from fp8core.training.learner import Learner
-from tests.fp8core.fusion.test_runs import RUN, FusingAmp
+from tests.fp8core.fusion.test_runs import BERT, RUN, FusingAmp
 from tests.fp8core.training.conftest import job, train_here
 
 __all__ = ["job", "train_here"]  # fixtures
@@ -139,6 +139,27 @@ def test_a_step_reads_no_number(
         assert all(batch.packed == packing for batch in steps[0])
         for step, batches in enumerate(steps[:2], start=1):
             assert len(batches) == 2  # accumulated
+            assert reads_of(learner, batches, step) == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="counts reads on a CPU")
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_step_of_an_encoder_reads_no_number(
+    packing: bool, job: Callable[..., Path], train_here: Callable[..., Any]
+) -> None:
+    """Where its padding begins is counted with the data, as where documents do."""
+    parts = {
+        **RUN,
+        "task": "masked_lm",
+        "model": {"source": "config", "config": BERT},
+        "data": {"source": "builtin", "packing": packing},
+    }
+    with trained(job, train_here, **parts) as (learner, steps):
+        fusion: ModelFusion | None = learner.model.__dict__.get(HELD)
+        assert fusion is not None
+        assert fusion.whole
+        assert not fusion.causal
+        for step, batches in enumerate(steps[:2], start=1):
             assert reads_of(learner, batches, step) == []
 
 
