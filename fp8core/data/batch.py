@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,6 +50,15 @@ class Batch:
     def packed(self) -> bool:
         return self.attention_mask is None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors().values())
+
+    def pinned(self) -> Batch:
+        """The same batch in page-locked memory of the host, from which a GPU copies by itself."""
+        return self._each(_pinned)
+
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
         """The same batch on ``device``. ``non_blocking``: nobody waits for the copy to a GPU."""
         pinned = non_blocking and torch.device(device).type == "cuda"
@@ -57,16 +68,23 @@ class Batch:
             source = tensor.pin_memory() if pinned and tensor.device.type == "cpu" else tensor
             return source.to(device, non_blocking=non_blocking)
 
-        mask, bounds = self.attention_mask, self.document_bounds
-        return replace(
-            self,
-            input_ids=moved(self.input_ids),
-            labels=moved(self.labels),
-            attention_mask=None if mask is None else moved(mask),
-            position_ids=moved(self.position_ids),
-            document_ids=moved(self.document_ids),
-            document_bounds=None if bounds is None else moved(bounds),
-        )
+        return self._each(moved)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed: dict[str, Any] = {name: change(each) for name, each in self._tensors().items()}
+        return replace(self, **changed)
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """By field; those there are."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+
+
+def _pinned(tensor: Tensor) -> Tensor:
+    # Tensor.pin_memory() would copy with all of torch's threads, of which each caller has its own.
+    there = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    there.numpy()[...] = tensor.numpy()
+    return there
 
 
 def round_up(length: int, multiple: int = TOKEN_MULTIPLE) -> int:

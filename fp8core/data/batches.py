@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from fp8core.data.batch import Batch
 from fp8core.data.collate import Collator
 from fp8core.data.rows import Row, RowStream, empty_row, nothing_to_learn
 from fp8core.errors import DataInvalid
 
-__all__ = ["BatchSource", "EvaluationBatches", "Statistics"]
+__all__ = ["BatchSource", "EvaluationBatches", "Statistics", "TrainingBatches"]
 
 _STATE_VERSION = 1
 
@@ -41,6 +41,23 @@ class Statistics:
     def padding_share(self) -> float:
         total = self.tokens + self.padding
         return self.padding / total if total else 0.0
+
+
+class TrainingBatches(Protocol):
+    """Batches for training, one after another, with a place to go on from."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __next__(self) -> Batch: ...
+
+    @property
+    def statistics(self) -> Statistics: ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """The place behind the last batch that was taken, as JSON values."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class BatchSource:

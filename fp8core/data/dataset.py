@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from fp8core.data.batches import BatchSource, EvaluationBatches
+from fp8core.data.batches import BatchSource, EvaluationBatches, TrainingBatches
 from fp8core.data.collate import Collator, MaskedTokens
 from fp8core.data.formats import Example, ExampleEncoder, texts_of
 from fp8core.data.order import EpochOrder, Numbers, split_documents
@@ -75,7 +74,7 @@ class Corpus:
 class TrainingData:
     """``evaluation`` is None when nothing is held out."""
 
-    train: BatchSource
+    train: TrainingBatches
     evaluation: EvaluationBatches | None
     class_labels: tuple[str, ...] | None
     corpus: Corpus
@@ -152,11 +151,11 @@ def open_dataset(
     causal = spec.task == "causal_lm"
     length = training.sequence_length
     class_ids = {label: index for index, label in enumerate(corpus.class_labels or ())}
+    # An evaluation reads while batches for training are made ahead: files that are kept open, what
+    # was unpacked of them and tokenizers have one user at a time.
+    reading = threading.Lock()
 
-    # Sources and tokenizers are used by one thread at a time: an evaluation may come meanwhile.
-    reading = Lock()
-
-    def stream(order: EpochOrder, count_bytes: bool, ahead: Executor | None = None) -> RowStream:
+    def stream(order: EpochOrder, count_bytes: bool) -> RowStream:
         encoder = ExampleEncoder(
             tokenizer,
             spec.data.format,
@@ -173,7 +172,7 @@ def open_dataset(
                 return encoder.encode(records, lambda index: corpus.source.where(numbers[index]))
 
         kind = SplitRows if split else WholeRows if packed else SingleRows
-        return kind(DocumentFeed(order, encode, ahead), length, shifted=causal)
+        return kind(DocumentFeed(order, encode), length, shifted=causal)
 
     def evaluation_stream(count_bytes: bool) -> RowStream:
         order = EpochOrder(corpus.evaluation, seed=0, shuffle=False, epochs=1)
@@ -192,9 +191,8 @@ def open_dataset(
         epochs=spec.data.epochs,
         groups=corpus.source.groups,
     )
-    ahead = ThreadPoolExecutor(1, thread_name_prefix="octrain-data")
     train = BatchSource(
-        stream(order, False, ahead),
+        stream(order, False),
         collator,
         batch_size=training.batch_size,
         rank=rank,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -60,22 +59,11 @@ class Row:
 
 
 class DocumentFeed:
-    """Examples by their position in the order; encodes some documents ahead.
+    """Examples by their position in the order; encodes some documents ahead."""
 
-    ``ahead`` encodes the next ones while those that are ready are trained on: a step would else
-    wait for tens of thousands of tokens at once. What is given does not hang on it.
-    """
-
-    def __init__(
-        self,
-        order: EpochOrder,
-        encode: Callable[[Sequence[int]], list[Example]],
-        ahead: Executor | None = None,
-    ) -> None:
+    def __init__(self, order: EpochOrder, encode: Callable[[Sequence[int]], list[Example]]) -> None:
         self._order = order
         self._encode = encode
-        self._executor = ahead
-        self._next: tuple[int, Future[list[Example]]] | None = None
         self._start = 0
         self._ready: list[Example] = []
         self._at_once = 1
@@ -88,31 +76,12 @@ class DocumentFeed:
         """The example at ``position``; None at the end of all epochs."""
         index = position - self._start
         if not 0 <= index < len(self._ready):
-            self._ready = self._from(position)
+            self._ready = self._encode(self._order.slice(position, self._at_once))
             self._start, index = position, 0
             tokens = sum(len(example.ids) for example in self._ready)
             fitting = _TOKENS_AT_ONCE * len(self._ready) // max(1, tokens)
             self._at_once = min(_MOST_AT_ONCE, max(1, fitting))
-            self._begin_next()
         return self._ready[index] if self._ready else None
-
-    def _from(self, position: int) -> list[Example]:
-        """Those from ``position`` on, or what encoding them failed with."""
-        begun, self._next = self._next, None
-        if begun is not None:
-            start, examples = begun
-            if start == position:
-                return examples.result()
-            examples.cancel()
-        return self._encode(self._order.slice(position, self._at_once))
-
-    def _begin_next(self) -> None:
-        if self._executor is None or not self._ready:
-            return
-        start = self._start + len(self._ready)
-        numbers = self._order.slice(start, self._at_once)
-        if numbers:
-            self._next = start, self._executor.submit(self._encode, numbers)
 
 
 class RowStream(Protocol):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from fp8core import engines
+from fp8core.data.dataset import TrainingData
+from fp8core.data.prefetch import PrefetchedBatches
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.durable import write_json
 from fp8core.models import LoadedModel, export, publish
@@ -104,8 +107,10 @@ class Run:
             return RunResult(Outcome.STOPPED, Reason.STOPPED_BY_REQUEST, "stopped by request", 0)
         loading_seconds = time.perf_counter() - self._started
         self._position = built.position
-        loop = TrainingLoop(built.parts, built.position, self._stop, self._on_figures)
-        reason = loop.run()
+        with self._prefetched(built.parts.data, device) as data:
+            parts = replace(built.parts, data=data)
+            loop = TrainingLoop(parts, built.position, self._stop, self._on_figures)
+            reason = loop.run()
         if reason == Reason.STOPPED_BY_REQUEST:
             detail = f"stopped by request after step {self.step}; a checkpoint was saved"
             return RunResult(Outcome.STOPPED, reason, detail, self.step)
@@ -122,6 +127,13 @@ class Run:
                 f"{position.best_loss} at step {position.best_step}"
             )
         return RunResult(Outcome.SUCCEEDED, reason, detail, self.step)
+
+    @contextlib.contextmanager
+    def _prefetched(self, data: TrainingData, device: torch.device) -> Iterator[TrainingData]:
+        """The data with its batches made ahead of the loop, for as long as that runs."""
+        at_once = self._spec.training.gradient_accumulation
+        with PrefetchedBatches(data.train, device, at_once=at_once) as train:
+            yield replace(data, train=train)
 
     def _build(self, device: torch.device) -> _Built:
         spec, telemetry, workdir, world = self._spec, self._telemetry, self._workdir, self._world

@@ -1,0 +1,173 @@
+"""Batches made ahead of training, by a thread, so that training only takes one and copies it.
+
+Most batches cost next to nothing, but every few of them a stretch of documents has to be read and
+encoded at once. Done beside training, that is hidden behind the steps before. Where the data stands
+is told by the batches that were taken, not by those that were made: each comes with its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from fp8core.data.batch import Batch
+from fp8core.data.batches import Statistics, TrainingBatches
+
+__all__ = ["PrefetchedBatches"]
+
+# A window of chats is encoded at once, and is a few dozen rows: about so many batches hide it.
+_MOST = 16
+_MOST_BYTES = 64 * 1024 * 1024
+_PATIENCE = 10.0
+
+
+class PrefetchedBatches:
+    """The batches of ``source``, the same in the same order, some of them made ahead.
+
+    As many as ``most``, or as come to ``most_bytes`` together, but always two, and as many as are
+    taken ``at_once``. For a GPU they lie in page-locked memory, from which copies wait for nothing.
+    What the source raises is raised where its batch is taken.
+
+    The thread begins with the first batch that is asked for, and ends with ``close``, with the end
+    of the data, or with an error. Until it has ended ``source`` is its alone.
+    """
+
+    def __init__(
+        self,
+        source: TrainingBatches,
+        device: torch.device,
+        *,
+        at_once: int = 1,
+        most: int = _MOST,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self._source = source
+        self._device = device
+        self._least = max(2, at_once)
+        self._most = most
+        self._most_bytes = most_bytes
+        self._changed = threading.Condition()
+        self._made: deque[_Made] = deque()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._state = source.state_dict()
+
+    def __enter__(self) -> PrefetchedBatches:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        with self._changed:
+            if self._thread is None and not self._closing:
+                self._start()
+            while not self._made:
+                if self._closing:
+                    raise RuntimeError("the batches have been closed")
+                self._changed.wait()
+            made = self._made[0]
+            if made.batch is not None:
+                self._made.popleft()
+                self._changed.notify_all()
+        if made.error is not None:
+            raise made.error
+        self._state = made.state
+        if made.batch is None:
+            raise StopIteration
+        return made.batch
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of the batches that were taken."""
+        return Statistics(**self._state["statistics"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the last batch that was taken ends, as the source says it."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on behind the place that ``state`` tells of; what was made ahead is thrown away.
+
+        Raises what the source raises.
+        """
+        self.close()
+        if self._thread is not None and self._thread.is_alive():
+            raise RuntimeError("the data is still being read, and cannot go to another place")
+        self._source.load_state_dict(state)
+        self._state = self._source.state_dict()
+        self._thread, self._closing = None, False
+
+    def close(self) -> None:
+        """Ends the thread, and drops what it has made. May be called again, or before it began.
+
+        Waits for the batch that is being made. A read that does not return is left to itself.
+        """
+        with self._changed:
+            self._closing = True
+            self._made.clear()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+    def _start(self) -> None:
+        # As a daemon it keeps no process alive that is to end.
+        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            # A thread begins on the first GPU, which may be another rank's.
+            on_gpu = self._device.type == "cuda"
+            with torch.cuda.device(self._device) if on_gpu else contextlib.nullcontext():
+                while self._wait_for_room():
+                    batch = next(self._source, None)
+                    state = self._source.state_dict()
+                    self._hand_over(_Made(batch.pinned() if batch and on_gpu else batch, state))
+                    if batch is None:
+                        return
+        except BaseException as error:  # raised where the batch would have been taken
+            self._hand_over(_Made(None, {}, error))
+
+    def _hand_over(self, made: _Made) -> None:
+        with self._changed:
+            if not self._closing:
+                self._made.append(made)
+                self._changed.notify_all()
+
+    def _wait_for_room(self) -> bool:
+        """False where there is to be no further batch."""
+        with self._changed:
+            while not self._closing and self._is_full():
+                self._changed.wait()
+            return not self._closing
+
+    def _is_full(self) -> bool:
+        if len(self._made) < self._least:
+            return False
+        size = sum(made.batch.nbytes for made in self._made if made.batch is not None)
+        return len(self._made) >= self._most or size >= self._most_bytes
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A batch and the place behind it; without a batch the end of the data, or an error."""
+
+    batch: Batch | None
+    state: dict[str, Any]
+    error: BaseException | None = None
