@@ -1,7 +1,7 @@
 """Adapters for the proof of a block, which is fused before its own are put around its layers.
 
 Fresh adapters add nothing, for their matrices B are zeros. These are modules of ``peft`` too, with
-values so large that one that is left out, scaled otherwise or added to another layer shows.
+values by which one that is left out, scaled otherwise or added to another layer shows.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.parts import NamedLinear
 
 __all__ = ["probed"]
+
+_SHARE = 0.25
+"""How large an adapter's sum is, beside what its layer computes.
+
+Larger ones sharpen the softmax, in whose gradients the roundings of bf16 then come near the bound.
+Of smaller ones the outputs would show little; the gradients of A and B show a wrong scale or place
+whatever the size.
+"""
 
 
 @contextmanager
@@ -70,10 +78,9 @@ def _put_around(
             down, up = around.lora_A[name].weight, around.lora_B[name].weight
             for parameter in (down, up):
                 parameter.data = parameter.data.float().normal_(generator=generator)
-            # Its sum is then about as large as what the layer itself computes.
             down.data.mul_(linear.in_features**-0.5)
             own = torch.linalg.vector_norm(linear.weight.detach(), dtype=torch.float32)
-            size = own / (linear.out_features * planned.settings.rank) ** 0.5
+            size = _SHARE * own / (linear.out_features * planned.settings.rank) ** 0.5
             up.data.mul_(size / around.scaling[name])
 
 

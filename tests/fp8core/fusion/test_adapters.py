@@ -38,8 +38,8 @@ def planned(model: Any, keys: tuple[str, ...], settings: LoraAdapter = SETTINGS)
     return PlannedAdapters(frozenset(names), settings)
 
 
-def wrap(model: Any, adapters: PlannedAdapters, **more: Any) -> Any:
-    """As a job does, but with matrices B that are not zeros."""
+def wrap(model: Any, adapters: PlannedAdapters, *, size: float = 0.2, **more: Any) -> Any:
+    """As a job does, but with matrices B that are not zeros: their deviation is ``size``."""
     settings = adapters.settings
     config = peft.LoraConfig(
         r=settings.rank,
@@ -57,7 +57,7 @@ def wrap(model: Any, adapters: PlannedAdapters, **more: Any) -> Any:
     with torch.no_grad():
         for name, parameter in wrapped.named_parameters():
             if "lora_" in name:
-                parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+                parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
     return wrapped
 
 
@@ -154,6 +154,19 @@ def test_an_mlp_without_adapters_stays_one_kernel() -> None:
     assert kinds["model.layers.0.mlp.down_proj"] == "Linear"
 
 
+class InBf16(PlainParts):
+    """As the parts of a GPU are proved."""
+
+    def high_precision(self) -> Any:
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def test_all_adapters_pass_the_proof_in_bf16() -> None:
+    model = make("Llama").bfloat16()
+    fusion = fuse(model, InBf16(), {}, adapters=planned(model, ALL, LoraAdapter(rank=8)))
+    assert reasons(fusion) == [None, None]
+
+
 def _forgetting(self: Adapters, output: Tensor, x: Tensor) -> Tensor:
     return output
 
@@ -183,14 +196,22 @@ own_forward = Adapters.forward
     ],
 )
 @pytest.mark.parametrize("keys", [("v_proj",), ("down_proj",)])
+@pytest.mark.parametrize("parts", [PlainParts, InBf16])
 def test_the_proof_of_a_block_sees_what_is_wrong_with_its_adapters(
-    wrong: Any, named: str, keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    wrong: Any,
+    named: str,
+    keys: tuple[str, ...],
+    parts: type[PlainParts],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Also by the wider bound of bf16, in which a GPU computes it."""
     model = make("Llama")
+    if parts is InBf16:
+        model.bfloat16()
     before = [name for name, _ in model.named_modules()]
     values = {name: value.clone() for name, value in model.state_dict().items()}
     monkeypatch.setattr(Adapters, "forward", wrong)
-    fusion = fuse(model, PlainParts(), {}, adapters=planned(model, keys))
+    fusion = fuse(model, parts(), {}, adapters=planned(model, keys))
     half = "self_attn" if keys == ("v_proj",) else "mlp"
     other = "mlp" if half == "self_attn" else "self_attn"
     for index, row in enumerate(fusion.rows):

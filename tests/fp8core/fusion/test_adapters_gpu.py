@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from fp8core import engines
 from fp8core.conversion import convert
 from fp8core.data.attention import model_inputs
+from fp8core.data.batch import Batch
 from fp8core.fusion import fused_inputs
 from fp8core.spec import Conversion
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
@@ -54,45 +55,54 @@ def made(
     adapters = planned(model, keys)
     conversion = Conversion.model_validate({"fuse": fuse})
     report = convert(model, engine, conversion, adapters=adapters)
-    wrap(model, adapters)
+    wrap(model, adapters, size=0.06)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
     return model, engine, report
 
 
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    return {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
-
-
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
 @pytest.mark.parametrize("recipe", ["delayed", "amp"])
-def test_blocks_with_adapters_are_fused_and_agree_with_the_plain_ones(
+def test_blocks_with_adapters_are_fused_and_err_no_more_than_plain_ones(
     recipe: str, family: str
 ) -> None:
-    """Of te without FP8, as its proof is: FP8 itself changes more than the order of a sum."""
-    plain, engine, _ = made("amp", fuse="none", family=family)
+    """Beside fp32. Of te without FP8, as its proof is: FP8 changes more than the order of a sum."""
     batch = batch_of(0, packed=True)
-    real = batch.document_ids >= 0
-    with engine.training_context():
-        inputs = model_inputs(batch, plain.config, torch.bfloat16)
-        expected = plain(**{**inputs, "use_cache": False}).logits[real].float()
-    expected.square().mean().backward()
-    model, engine, report = made(recipe, family=family)
-    assert reasons(report) == [None] * LAYERS
-    assert report.fusion.whole
-    with engine.evaluation_context():
-        inputs = {**fused_inputs(model, batch, torch.bfloat16), "use_cache": False}
-        found = model(**inputs).logits[real].float()
-    found.square().mean().backward()
-    apart = {"logits": float((found - expected).norm() / expected.norm())}
-    wanted, own = gradients(plain), gradients(model)
-    bases = {name.replace(".base_layer", "") for name in own}
-    assert bases == {name.replace(".base_layer", "") for name in wanted}
-    assert len(own) == 2 * 7 * LAYERS
-    apart |= {name: float((own[name] - wanted[name]).norm() / wanted[name].norm()) for name in own}
-    print(recipe, family, max(apart.values()), apart["logits"])
-    assert max(apart.values()) < 0.05, apart
+    exact, _, _ = made("amp", fuse="none", family=family)
+    found = {"exact": computed(exact.float(), batch, fused=False)}
+    for name, fuse in (("plain", "none"), ("fused", "auto")):
+        model, engine, report = made(recipe if name == "fused" else "amp", fuse=fuse, family=family)
+        if name == "fused":
+            assert reasons(report) == [None] * LAYERS
+            assert report.fusion.whole
+        with engine.evaluation_context():
+            found[name] = computed(model, batch, fused=name == "fused")
+    errors = {
+        name: {
+            key: float((values[key] - exact).norm() / exact.norm())
+            for key, exact in found["exact"].items()
+        }
+        for name, values in found.items()
+        if name != "exact"
+    }
+    assert len(errors["fused"]) == 1 + 2 * 7 * LAYERS
+    worst = max(errors["fused"], key=lambda key: errors["fused"][key])
+    print(recipe, family, worst, errors["fused"][worst], errors["plain"][worst])
+    for key, error in errors["fused"].items():
+        assert error < 1.5 * errors["plain"][key] + 0.01, key
+
+
+def computed(model: Any, batch: Batch, *, fused: bool) -> dict[str, torch.Tensor]:
+    """Logits at real tokens, and the gradients of their mean square by parameter."""
+    dtype = torch.bfloat16 if torch.is_autocast_enabled(DEVICE.type) else torch.float32
+    inputs = (
+        fused_inputs(model, batch, dtype) if fused else model_inputs(batch, model.config, dtype)
+    )
+    logits = model(**{**inputs, "use_cache": False}).logits[batch.document_ids >= 0].float()
+    logits.square().mean().backward()
+    gradients = {name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), **gradients}
 
 
 @pytest.mark.parametrize("recipe", list(RECIPES))
