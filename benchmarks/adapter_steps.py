@@ -1,0 +1,180 @@
+r"""Training steps of LoRA adapters beside a frozen Llama, its blocks fused and not.
+
+    python benchmarks/adapter_steps.py [--engines te,amp] [--targets all,qv] [--rank 16] \
+        [--layers 8] [--rows 2] [--length 4096] [--steps 8] [--small] [--out FILE]
+
+Blocks of Llama-3.2-3B's widths, as few as ``--layers``, with a vocabulary of 32,000; base in bf16,
+adapters in fp32 under autocast, put around the layers as a job does. Forward and backward pass and
+PyTorch's fused AdamW. Prints the median of the steps after three, the peak of memory and the last
+loss; the file has each step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fp8core import engines
+from fp8core.conversion import convert
+from fp8core.data.batch import IGNORED, Batch
+from fp8core.fusion import PlannedAdapters, fused_inputs
+from fp8core.fusion.cross_entropy import fused_cross_entropy, plain_cross_entropy
+from fp8core.fusion.documents import attend_by_documents
+from fp8core.models.adapter_targets import adapter_targets
+from fp8core.spec import Conversion, parse_spec
+from fp8core.training.adapter import attach
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "te": {"engine": "te"},
+    "amp": {"engine": "amp", "dtype": "bf16"},
+}
+TARGETS: dict[str, Any] = {"all": "linear", "qv": ["*.q_proj", "*.v_proj"]}
+WARM_UP, VOCABULARY = 3, 32000
+
+
+@dataclass(frozen=True)
+class Row:
+    engine: str
+    targets: str
+    fuse: str
+    tokens_a_second: float
+    milliseconds: tuple[float, ...]
+    peak_gib: float
+    loss: float
+    fused: int
+    """How many of the blocks are, wholly."""
+
+
+def llama(arguments: argparse.Namespace, device: torch.device) -> Any:
+    import transformers
+
+    sizes = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24}
+    if arguments.small:
+        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config = transformers.LlamaConfig(
+        vocab_size=VOCABULARY,
+        num_hidden_layers=arguments.layers,
+        num_key_value_heads=sizes["num_attention_heads"] // (2 if arguments.small else 3),
+        max_position_embeddings=arguments.length,
+        attn_implementation="sdpa",
+        pad_token_id=0,
+        **sizes,
+    )
+    torch.manual_seed(0)
+    with device:
+        return transformers.LlamaForCausalLM(config).bfloat16().train()
+
+
+def batch_of(arguments: argparse.Namespace, device: torch.device) -> Batch:
+    shape = (arguments.rows, arguments.length)
+    ids = torch.randint(1, VOCABULARY, shape, generator=torch.Generator().manual_seed(0))
+    places = torch.arange(arguments.length).expand(shape)
+    documents = torch.zeros(shape, dtype=torch.int32)
+    labels = ids.roll(-1, dims=1)
+    labels[:, -1] = IGNORED
+    count = ids.numel() - arguments.rows
+    return Batch(ids, labels, None, places, documents, ids.numel(), count, True).to(device)
+
+
+def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) -> Row:
+    device = torch.device("cpu" if arguments.small else "cuda")
+    spec = parse_spec(
+        {
+            "model": {"source": "config", "config": {"model_type": "llama"}},
+            "data": {"source": "builtin"},
+            "recipe": {"engine": "emulated"} if arguments.small else RECIPES[name],
+            "adapter": {"rank": arguments.rank, "target_modules": TARGETS[targets]},
+        }
+    )
+    assert spec.adapter is not None
+    engine, model = engines.create(spec.recipe, device), llama(arguments, device)
+    layers = adapter_targets(model, spec.adapter)
+    planned = PlannedAdapters(frozenset(layer.name for layer in layers), spec.adapter)
+    report = convert(model, engine, Conversion.model_validate({"fuse": fuse}), adapters=planned)
+    attach(spec, model, layers)
+    if fuse == "none" and device.type == "cuda":
+        refused = attend_by_documents(model, engine.evaluation_context, device, [])
+        assert refused is None, refused
+    found = fused_cross_entropy(device)
+    loss_of: Any = plain_cross_entropy if isinstance(found, str) else found
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=not arguments.small)
+    batch = batch_of(arguments, device)
+    if not arguments.small:
+        torch.cuda.reset_peak_memory_stats()
+    times, loss = [], torch.zeros(())
+    for _ in range(WARM_UP + arguments.steps):
+        _wait(device)
+        began = time.perf_counter()
+        with engine.training_context():
+            inputs = {**fused_inputs(model, batch, engine.compute_dtype), "use_cache": False}
+            logits = model(**inputs).logits.view(-1, VOCABULARY)
+            loss = loss_of(logits, batch.labels.view(-1)) / batch.target_count
+        loss.backward()
+        engine.after_backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        _wait(device)
+        times.append(time.perf_counter() - began)
+    kept = times[WARM_UP:]
+    fusion = report.fusion
+    return Row(
+        name,
+        targets,
+        fuse,
+        batch.input_ids.numel() / statistics.median(kept),
+        tuple(round(1000 * each, 2) for each in kept),
+        0.0 if arguments.small else torch.cuda.max_memory_allocated() / 2**30,
+        float(loss.detach()),
+        0 if fusion is None else sum(row.reason is None for row in fusion.rows),
+    )
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--engines", default="te,amp")
+    parser.add_argument("--targets", default="all,qv")
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--rows", type=int, default=2)
+    parser.add_argument("--length", type=int, default=4096)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--small", action="store_true", help="a tiny model on a CPU, to try it")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    rows = []
+    for name in arguments.engines.split(","):
+        for targets in arguments.targets.split(","):
+            for fuse in ("none", "auto"):
+                row = measured(name, targets, fuse, arguments)
+                rows.append(row)
+                print(
+                    f"{name:4} {targets:4} fuse {fuse:5} {row.tokens_a_second:9.0f} tokens/s "
+                    f"{statistics.median(row.milliseconds):8.2f} ms {row.peak_gib:6.2f} GiB  "
+                    f"loss {row.loss:.4f}  {row.fused} blocks fused",
+                    flush=True,
+                )
+                if arguments.out is not None:
+                    asked = {key: value for key, value in vars(arguments).items() if key != "out"}
+                    found = {"arguments": asked, "rows": [asdict(row) for row in rows]}
+                    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+                gc.collect()
+                if not arguments.small:
+                    torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
