@@ -73,7 +73,14 @@ class AmpEngine:
         """Why no step is replayed as a CUDA graph, or None."""
         return None if self._scaler is None else "the loss is scaled, and the scale changes"
 
-    def replayed(self) -> None:
+    @property
+    def records_health(self) -> bool:
+        return False
+
+    def captured_health(self) -> Any:
+        """Nothing is recorded."""
+
+    def replayed(self, health: Any = None) -> None:
         """Nothing is counted."""
 
     def share_amaxes(self, ranks: AmaxSharing) -> None:

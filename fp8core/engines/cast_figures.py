@@ -93,6 +93,14 @@ class CastFigures:
         self._elements = [0] * len(self._elements)
         self._bits.copy_(self._start)
 
+    def counted(self) -> list[int]:
+        """How many elements of each name were added since `clear`."""
+        return list(self._elements)
+
+    def count_as(self, elements: Sequence[int]) -> None:
+        """Say so much was added as `counted` told: by kernels that are enqueued once more."""
+        self._elements = list(elements)
+
     def add(self, name: str, tensor: Tensor, rule: CastRule, scale: Tensor | None = None) -> None:
         """Count the cast of ``tensor`` (fp32, bf16 or fp16, any shape). ``scale``: one fp32 number
         on the same device, for `ScaleFrom.GIVEN` alone."""

@@ -200,6 +200,20 @@ class GraphedEngine(Protocol):
         """Why not with this recipe, or None."""
         ...
 
-    def replayed(self) -> None:
-        """Called after each replay: counts what the engine counts on the host in such a pass."""
+    @property
+    def records_health(self) -> bool:
+        """Whether a pass with `record_health` on is another than one without."""
+        ...
+
+    def captured_health(self) -> Any:
+        """With `record_health` on, behind the capture of a pass: what `replayed` is to be given
+        when that pass is replayed."""
+        ...
+
+    def replayed(self, health: Any = None) -> None:
+        """Called at each replay: does what the engine does on the host in such a pass.
+
+        ``health``: of a pass that was captured with `record_health` on; its figures are read as
+        those of any recorded pass.
+        """
         ...

@@ -7,6 +7,7 @@ that a recorded step costs little more than reading its tensors once more.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from fp8core.engines.cast_figures import CastFigures, CastRule, ScaleFrom
 from fp8core.engines.te_override import OperandUse
 from fp8core.engines.te_state import gemms_of
 
-__all__ = ["HealthRecorder", "Rules", "cast_rules"]
+__all__ = ["HealthRecorder", "Recorded", "Rules", "cast_rules"]
 
 Scales = Callable[[], Mapping[tuple[str, str], Tensor]]
 """The scales of the next casts by (layer, tensor), 0-dim fp32; none where made at the cast."""
@@ -59,6 +60,15 @@ def cast_rules(recipe: Any) -> Rules:
         for tensor, source in sources.items()
         if cast[tensor]
     }
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the host knows of a recorded pass, where a CUDA graph of it is replayed."""
+
+    elements: list[int]
+    scales: dict[tuple[str, str], Tensor]
+    """In the graph's memory, which is theirs as long as this is held."""
 
 
 class HealthRecorder:
@@ -108,6 +118,22 @@ class HealthRecorder:
             own = [name + gemm for gemm in gemms_of(module)]
             watch = self._watch_fused(own) if fused else self._watch_linear(name)
             self._handles.append(module.register_forward_hook(watch))
+
+    @property
+    def has_rules(self) -> bool:
+        return bool(self._rules)
+
+    def recorded(self) -> Recorded:
+        """Of the pass that was just captured."""
+        assert self._figures is not None
+        return Recorded(self._figures.counted(), dict(self._scales))
+
+    def replayed(self, recorded: Recorded) -> None:
+        """The pass goes on the device once more; its figures can be read as those of any pass."""
+        assert self._figures is not None
+        self._on = True
+        self._figures.count_as(recorded.elements)
+        self._scales = dict(recorded.scales)
 
     def before_forward(self) -> None:
         """Keep the scales this micro-batch casts with; the update after it replaces them."""

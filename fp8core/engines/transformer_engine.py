@@ -192,7 +192,16 @@ class TransformerEngine:
         """Why no step is replayed as a CUDA graph, or None."""
         return graph_refusal(self.recipe)
 
-    def replayed(self) -> None:
+    @property
+    def records_health(self) -> bool:
+        return self._health.has_rules
+
+    def captured_health(self) -> Any:
+        return self._health.recorded()
+
+    def replayed(self, health: Any = None) -> None:
+        if health is not None:
+            self._health.replayed(health)
         if self._own is not None:
             for direction in ("forward", "backward"):
                 self._interval.after_update(direction, {})

@@ -74,11 +74,18 @@ def shape_of(batch: Batch) -> Shape | None:
 class GradientGraph:
     """The graph of the gradients of batches shaped like ``batch``; captures it.
 
-    Everything that is made at a first use must have been used before. The captured pass is counted
+    ``before`` is called ahead of the pass, as part of it. Everything that is made at a first use
+    must have been used before. The captured pass is counted
     by the engine as one that was computed: the next `gradients` computes it.
     """
 
-    def __init__(self, learner: Learner, batch: Batch, capture: Capture) -> None:
+    def __init__(
+        self,
+        learner: Learner,
+        batch: Batch,
+        capture: Capture,
+        before: Callable[[int], None] = lambda number: None,
+    ) -> None:
         shape = shape_of(batch)
         if shape is None:
             raise ValueError("no graph can take the batch")
@@ -91,7 +98,7 @@ class GradientGraph:
         self._targets = torch.ones((), dtype=torch.float32, device=device)
         learner.drop_gradients()
         self._replay, self._loss = capture(
-            lambda: learner.forward_backward([self._inputs], self._targets)
+            lambda: learner.forward_backward([self._inputs], self._targets, before=before)
         )
         self._gradients = [
             (parameter, parameter.grad)

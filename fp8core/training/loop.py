@@ -208,7 +208,7 @@ class TrainingLoop:
             if with_health and number == len(batches):
                 self._health.begin()
 
-        loss = self.graphs.gradients(step, batches, totals, eagerly=with_health, before=before)
+        loss = self.graphs.gradients(step, batches, totals, with_health=with_health, before=before)
         self._table.after_backward()
         norm = learner.gradient_norm()
         figures = {"train/loss": loss, "train/grad_norm": norm}

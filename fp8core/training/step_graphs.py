@@ -30,7 +30,10 @@ _IN_A_ROW = 8
 _SEEN = 3
 """Batches of a shape before a graph of it is captured: what is made at a first use is made then."""
 _MOST = 2
-"""Graphs held: of rows that are one sequence each, and of rows of documents."""
+"""Shapes of which graphs are held: rows that are one sequence each, and rows of documents."""
+
+_Kind = tuple[Shape, bool]
+"""Of which shape, and whether FP8 health is recorded."""
 
 
 def graph_refusal(training: Training, learner: Learner, conversion: ConversionReport) -> str | None:
@@ -77,7 +80,8 @@ class StepGraphs:
     """Computes the gradients of a run's steps: by graphs where they may and where that pays.
 
     ``waited_for_host``: for how many steps in a row the device has waited. A graph is of one shape
-    of batches; those of other shapes are computed without.
+    of batches; those of other shapes are computed without. Steps whose FP8 health is recorded have
+    graphs of their own, in which the kernels are that count it.
     """
 
     def __init__(
@@ -93,8 +97,9 @@ class StepGraphs:
         self._telemetry = telemetry
         self._waited_for_host = waited_for_host
         self._capture = capture or capturing()
-        self._graphs: dict[Shape, GradientGraph] = {}
-        self._seen: Counter[Shape] = Counter()
+        self._graphs: dict[_Kind, GradientGraph] = {}
+        self._health: dict[_Kind, Any] = {}
+        self._seen: Counter[_Kind] = Counter()
         self._host_is_limit = False
         self._first_step: int | None = None
         self._replays = 0
@@ -105,11 +110,11 @@ class StepGraphs:
         batches: Sequence[Batch],
         totals: StepTotals,
         *,
-        eagerly: bool,
+        with_health: bool,
         before: Callable[[int], None],
     ) -> Tensor:
-        """`Learner.gradients`, which is what computes them where ``eagerly``, with ``before``."""
-        graph = None if eagerly else self._graph_for(step, batches)
+        """`Learner.gradients`; ``before`` begins to record health where it is ``with_health``."""
+        graph = self._graph_for(step, batches, with_health, before)
         if graph is None:
             return self._learner.gradients(step, batches, totals=totals, before=before)
         self._replays += 1
@@ -123,7 +128,13 @@ class StepGraphs:
             "reason": self.refusal,
         }
 
-    def _graph_for(self, step: int, batches: Sequence[Batch]) -> GradientGraph | None:
+    def _graph_for(
+        self,
+        step: int,
+        batches: Sequence[Batch],
+        with_health: bool,
+        before: Callable[[int], None],
+    ) -> GradientGraph | None:
         """A graph that has been counted as computed once more."""
         if self.refusal is not None or len(batches) != 1:
             return None
@@ -131,28 +142,39 @@ class StepGraphs:
         shape = shape_of(batch)
         if shape is None:
             return None
-        self._seen[shape] += 1
+        engine = self._learner.engine
+        assert isinstance(engine, GraphedEngine)
+        with_health = with_health and engine.records_health
+        kind = shape, with_health
+        self._seen[kind] += 1
         # With graphs the device waits no more, so that this is found out once.
         self._host_is_limit = self._host_is_limit or self._waited_for_host() >= _IN_A_ROW
-        graph = self._graphs.get(shape)
+        graph = self._graphs.get(kind)
         if graph is not None and graph.has_room_for(batch):
-            assert isinstance(self._learner.engine, GraphedEngine)
-            self._learner.engine.replayed()
+            engine.replayed(self._health[kind])
             return graph
-        full = graph is None and len(self._graphs) == _MOST
-        if not self._host_is_limit or self._seen[shape] <= _SEEN or full:
+        shapes = {held for held, _ in self._graphs}
+        full = shape not in shapes and len(shapes) == _MOST
+        # Of what records health one step was enough; the kernels of all others are used by then.
+        few = self._seen[kind] <= (1 if with_health else _SEEN)
+        if not self._host_is_limit or few or full:
             return None
-        return self._captured(step, batch, shape)
+        return self._captured(step, batch, kind, before)
 
-    def _captured(self, step: int, batch: Batch, shape: Shape) -> GradientGraph | None:
-        self._graphs.pop(shape, None)  # it had too little room
+    def _captured(
+        self, step: int, batch: Batch, kind: _Kind, before: Callable[[int], None]
+    ) -> GradientGraph | None:
+        self._graphs.pop(kind, None)  # it had too little room
         engine = self._learner.engine
+        assert isinstance(engine, GraphedEngine)
         if not _has_memory(engine.device):
+            if kind[1] and self._graphs:
+                return None  # the steps between those with health keep their graph
             self._refuse(step, "the GPU has not twice the memory of a step")
             return None
         state = engine.state_dict()
         try:
-            graph = self._graphs[shape] = GradientGraph(self._learner, batch, self._capture)
+            graph = GradientGraph(self._learner, batch, self._capture, before)
         # A model, a kernel or the driver may refuse in its own way; the run goes on without.
         except Exception as error:
             self._learner.drop_gradients()
@@ -160,6 +182,8 @@ class StepGraphs:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self._refuse(step, f"the capture failed: {text}")
             return None
+        self._graphs[kind] = graph
+        self._health[kind] = engine.captured_health() if kind[1] else None
         if self._first_step is None:
             self._first_step = step
             self._telemetry.event(

@@ -7,7 +7,8 @@ that anything that the host ought to have said anew shows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from fp8core import engines
 from fp8core.conversion import ConversionReport
 from fp8core.data.batch import IGNORED, Batch
 from fp8core.engines.amp import AmpEngine
+from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.engines.te_recipe import graph_refusal as te_refusal
 from fp8core.fusion import ModelFusion, fuse
 from fp8core.fusion.plain import PlainParts
@@ -129,14 +131,80 @@ def test_a_run_that_replays_is_the_run_that_does_not(
         expected = series(plain, name)
         assert expected
         assert series(replayed, name) == expected, name
-    # Behind three batches, and but for the health of steps 7, 14 and 21.
-    assert report_of(replayed) == {"from_step": 4, "replayed_steps": 18, "reason": None}
+    # Behind three batches.
+    assert report_of(replayed) == {"from_step": 4, "replayed_steps": 21, "reason": None}
     (event,) = events(telemetry(replayed), "step_graphed")
     assert event["data"] == {"step": 4}
     off = report_of(plain)
     assert (off["replayed_steps"], off["reason"]) == (0, "training.cuda_graphs is off")
     assert not events(telemetry(plain), "step_graphed")
     assert not events(telemetry(plain), "step_not_graphed")
+
+
+class WatchedAmp(FusingAmp):
+    """Counts what casts to FP8 would do to the head's tensors."""
+
+    records_health = True
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._scale = torch.tensor(30.0)
+        self._recorder = HealthRecorder(self._scales, cast_rules(TEDelayed()), self.device)
+        self._head: nn.Module | None = None
+
+    def _scales(self) -> dict[tuple[str, str], Tensor]:
+        return {("head", tensor): self._scale for tensor in ("input", "weight", "grad_output")}
+
+    def prepare(self, model: nn.Module) -> None:
+        self._head = model.lm_head
+
+    @contextmanager
+    def training_context(self, *arguments: Any) -> Iterator[None]:
+        self._recorder.before_forward()
+        with super().training_context(*arguments):
+            yield
+
+    def record_health(self, enabled: bool) -> None:
+        assert self._head is not None
+        self._recorder.record(enabled, {"head": self._head})
+
+    def health_later(self) -> Callable[[], dict[str, float]]:
+        read = self._recorder.read_later({})
+        assert read is not None
+        self._scale.add_(10.0)  # as delayed scaling has it, the next casts go by another
+        return read
+
+    def captured_health(self) -> Any:
+        return self._recorder.recorded()
+
+    def replayed(self, health: Any = None) -> None:
+        if health is not None:
+            self._recorder.replayed(health)
+
+
+def test_recorded_steps_are_replayed_too(
+    graphs: list[StepGraphs],
+    job: Job,
+    train_here: TrainHere,
+    series: Series,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their figures are those of steps that were not: of their own tensors, and of their scales."""
+    fp32 = AmpRecipe(engine="amp", dtype="fp32")
+    monkeypatch.setattr(engines, "create", lambda recipe, device: WatchedAmp(fp32, device))
+    _, plain = train_here(job(**OFF))
+    _, replayed = train_here(job(**RUN))
+    for tensor in ("input", "weight", "grad_output"):
+        for figure in ("amax", "scale", "saturated", "underflow"):
+            name = f"fp8/head/{tensor}/{figure}"
+            expected = series(plain, name)
+            assert expected.keys() == {7, 14, 21}
+            assert series(replayed, name) == expected, name
+        assert len(set(series(plain, f"fp8/head/{tensor}/amax").values())) == 3
+    assert series(plain, "fp8/head/input/scale") == {7: 30.0, 14: 40.0, 21: 50.0}
+    assert series(replayed, "train/loss") == series(plain, "train/loss")
+    # Behind three batches, and behind the first that was recorded.
+    assert report_of(replayed) == {"from_step": 4, "replayed_steps": 20, "reason": None}
 
 
 def test_a_capture_that_fails_costs_the_run_nothing(
@@ -266,7 +334,7 @@ def by(graphs: StepGraphs, learner: Learner, step: int, given: Batch) -> bool:
     """Whether the gradients of ``given`` were replayed."""
     before = graphs.to_json()["replayed_steps"]
     totals = learner.totals(step, [given])
-    graphs.gradients(step, [given], totals, eagerly=False, before=lambda number: None)
+    graphs.gradients(step, [given], totals, with_health=False, before=lambda number: None)
     learner.drop_gradients()
     return bool(graphs.to_json()["replayed_steps"] > before)
 

@@ -117,6 +117,41 @@ def test_a_run_that_replays_is_the_run_that_does_not(
             assert torch.equal(states[0][name], states[1][name]), name
 
 
+def health_of(workdir: Path) -> dict[tuple[int, str], float]:
+    records = [r for r, _ in read_records(workdir / "telemetry.jsonl") if r["type"] == "metrics"]
+    return {
+        (record["step"], name): value
+        for record in records
+        for name, value in record["values"].items()
+        if name.startswith("fp8/")
+    }
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_health_comes_out_of_replayed_steps(
+    recipe: str, job: Job, train_here: TrainHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited_by_host(monkeypatch)
+    own = {"recipe": RECIPES[recipe], "telemetry": {"fp8_every_steps": 5}}
+    _, plain = train_here(job(**{**WITHOUT, **own}))
+    _, replayed = train_here(job(**{**RUN, **own}))
+    found = graphs_of(replayed)
+    assert found["reason"] is None
+    # Of 40 steps: three of a shape, and the first that is recorded.
+    assert found["replayed_steps"] >= 34
+    expected, figures = health_of(plain), health_of(replayed)
+    assert figures.keys() == expected.keys()
+    assert {step for step, _ in figures} == set(range(5, 41, 5))
+    for key, value in expected.items():
+        if key[1].endswith(("/saturated", "/underflow")):
+            assert figures[key] == pytest.approx(value, abs=0.01), key
+        elif key[1].endswith(("/amax", "/scale")):
+            assert figures[key] == pytest.approx(value, rel=0.2), key
+    changing = {name for _, name in figures if name.endswith("grad_output/amax")}
+    for name in changing:
+        assert len({figures[step, name] for step in range(10, 41, 5)}) > 3, name
+
+
 def test_a_capture_that_fails_leaves_the_run_as_it_was(
     job: Job, train_here: TrainHere, series: Series, monkeypatch: pytest.MonkeyPatch
 ) -> None:
