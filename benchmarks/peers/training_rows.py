@@ -136,6 +136,11 @@ def spec_of(work: Work, **changes: Any) -> dict[str, Any]:
 
 def assembled(work: Work, **changes: Any) -> Any:
     """The product's own `Learner` for ``work``; ``changes`` are to its spec."""
+    return _built(work, **changes)[1].learner
+
+
+def _built(work: Work, **changes: Any) -> tuple[Any, Any]:
+    """The spec, and what `assemble` makes of it."""
     from fp8core import engines
     from fp8core.models import load
     from fp8core.spec import parse_spec
@@ -148,7 +153,7 @@ def assembled(work: Work, **changes: Any) -> Any:
     made = assemble(spec, engine, loaded)
     _say_what_is_fused(made.conversion)
     made.learner.model.train()
-    return made.learner
+    return spec, made
 
 
 def batch_of(ids: Tensor, cuts: Sequence[int] = ()) -> Any:
@@ -169,26 +174,38 @@ def batch_of(ids: Tensor, cuts: Sequence[int] = ()) -> Any:
     return Batch(ids, labels, None, positions, documents, ids.numel(), count, True, bounds)
 
 
+class _Told:
+    """Prints the events of a run."""
+
+    def event(self, kind: str, message: str, data: Any = None) -> None:
+        print(message)
+
+
 def octrain(work: Work, **changes: Any) -> Step:
-    """The product's own loop body: `assemble`, `Learner`, figures a step late."""
+    """The product's own loop body: `assemble`, `Learner`, figures a step late, CUDA graphs."""
     from fp8core.training.late_metrics import LateMetrics
+    from fp8core.training.step_graphs import StepGraphs, graph_refusal
 
     # Sixteen documents of unequal length in each row.
     squares = torch.linspace(0.0, 1.0, 17)[1:-1].square() * work.length
     cuts = squares.int().tolist() if changes.pop("packed", False) else []
-    learner = assembled(work, **changes)
-    late = LateMetrics(late=True)
+    spec, made = _built(work, **changes)
+    learner, late, told = made.learner, LateMetrics(late=True), _Told()
+    refusal = graph_refusal(spec.training, learner, made.conversion)
+    graphs = StepGraphs(refusal, learner, told, lambda: late.waited_for_host)
 
     def step(number: int) -> Tensor:
         batches = [batch_of(work.tokens[number - 1], cuts)]
         totals = learner.totals(number, batches)
-        loss: Tensor = learner.gradients(number, batches, totals=totals)
+        loss = graphs.gradients(
+            number, batches, totals, with_health=False, before=lambda micro_batch: None
+        )
         norm = learner.gradient_norm()
         figures = {"train/loss": loss, "train/grad_norm": norm}
         late.push(number, figures, {"train/lr": learner.learning_rate(number)})
         bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
         learner.update(number, norm, unless=bad)
-        return loss
+        return loss.clone()  # a graph writes the next one over it
 
     return step
 
