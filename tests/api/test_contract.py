@@ -92,6 +92,11 @@ def test_users_operations_at_their_limits(running: Running) -> None:
 
 
 @pytest.mark.slow
+def test_nodes_operations_at_their_limits(running: Running) -> None:
+    check(running, running.node, *NODES, "--phases", "coverage", "--max-time", "60")
+
+
+@pytest.mark.slow
 def test_operations_after_one_another(running: Running) -> None:
     """Along the links between operations: what was made is there, and gone when it was deleted."""
     check(

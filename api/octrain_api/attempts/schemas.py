@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter
 
 from fp8core.spec.outcomes import Outcome, Reason
 from octrain_api.logs.schemas import Level
@@ -153,7 +153,7 @@ class ArtifactRequest(Fenced):
     name: str = Field(min_length=1, max_length=256, pattern=r"^[^\x00]*$")
     step: int | None = Field(default=None, ge=0, le=2**62)
     url: str = Field(min_length=1, max_length=4096)
-    best: bool = False
+    best: StrictBool = False
     metric: Number | None = Field(
         default=None, description="of a checkpoint: the evaluation loss at its step"
     )
@@ -174,7 +174,7 @@ class FinishRequest(Fenced):
     detail: str | None = None
     step: int | None = Field(default=None, ge=0, le=2**62)
     exit_code: int | None = Field(default=None, ge=-(2**31), le=2**31 - 1)
-    resumable: bool = False
+    resumable: StrictBool = False
 
 
 class FinishAnswer(BaseModel):

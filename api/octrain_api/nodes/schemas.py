@@ -3,13 +3,18 @@
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 Text = Annotated[str, Field(max_length=512, pattern=r"^[^\x00]*$")]
+
+# `false` is no number, and 1 no truth.
+_STRICT = ConfigDict(strict=True)
 
 
 class Gpu(BaseModel):
     """One CUDA device."""
+
+    model_config = _STRICT
 
     index: int = Field(ge=0, le=2**31 - 1)
     name: Text
@@ -20,6 +25,8 @@ class Gpu(BaseModel):
 class EngineState(BaseModel):
     """Whether an engine works on the node, and if not why."""
 
+    model_config = _STRICT
+
     ok: bool
     reasons: list[str] = []
     version: str | None = None
@@ -27,6 +34,8 @@ class EngineState(BaseModel):
 
 class RegisterRequest(BaseModel):
     """A worker describes its machine."""
+
+    model_config = _STRICT
 
     name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
     boot_id: Text
@@ -51,6 +60,8 @@ class RegisterAnswer(BaseModel):
 
 class NodeHeartbeatRequest(BaseModel):
     """The node's worker lives; the attempts whose supervisors it sees alive."""
+
+    model_config = _STRICT
 
     active_attempts: list[str] = Field(default=[], max_length=10_000)
     stopping: bool = Field(
