@@ -69,10 +69,6 @@ class AmpEngine:
 
         return HighPrecisionParts(self.compute_dtype)
 
-    def graph_refusal(self) -> str | None:
-        """Why no step is replayed as a CUDA graph, or None."""
-        return None if self._scaler is None else "the loss is scaled, and the scale changes"
-
     @property
     def records_health(self) -> bool:
         return False

@@ -194,11 +194,10 @@ class Engine(Protocol):
 
 @runtime_checkable
 class GraphedEngine(Protocol):
-    """An engine whose forward and backward pass may be captured in a CUDA graph and replayed."""
+    """An engine whose forward and backward pass may be captured in a CUDA graph and replayed.
 
-    def graph_refusal(self) -> str | None:
-        """Why not with this recipe, or None."""
-        ...
+    With which recipes, `fp8core.spec.step_graphs` says.
+    """
 
     @property
     def records_health(self) -> bool:

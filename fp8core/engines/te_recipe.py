@@ -4,26 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["feature_multiple", "graph_refusal", "native_recipe"]
-
-_GRAPHED = ("delayed", "current")
+__all__ = ["feature_multiple", "native_recipe"]
 
 
 def feature_multiple(recipe: Any) -> int:
     """Of what both dimensions of a layer must be multiples: MXFP8 scales 32 values at a time, each
     way round, and the other scalings leave it to cuBLAS."""
     return 32 if recipe.scaling == "mxfp8" else 16
-
-
-def graph_refusal(recipe: Any) -> str | None:
-    """Why no step with ``recipe`` is replayed as a CUDA graph, or None."""
-    if recipe.scaling not in _GRAPHED:
-        return f"steps with scaling {recipe.scaling} were not measured as a graph"
-    if recipe.scaling == "delayed" and recipe.interval != 1:
-        return "with recipe.interval the host counts the updates of scales"
-    if recipe.fp8_dpa:
-        return "steps with attention in FP8 were not measured as a graph"
-    return None
 
 
 def native_recipe(recipe: Any) -> Any:

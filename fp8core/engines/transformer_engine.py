@@ -30,7 +30,7 @@ from fp8core.engines.te_availability import availability
 from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.engines.te_modules import kept_casts, make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear, current_quantizer
-from fp8core.engines.te_recipe import feature_multiple, graph_refusal, native_recipe
+from fp8core.engines.te_recipe import feature_multiple, native_recipe
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
     BACKWARD_COLUMNS,
@@ -187,10 +187,6 @@ class TransformerEngine:
     def _take_fused(self, name: str, module: Any, gemms: tuple[str, ...]) -> None:
         module.__dict__["_gemms"] = gemms
         self._fused[name] = module
-
-    def graph_refusal(self) -> str | None:
-        """Why no step is replayed as a CUDA graph, or None."""
-        return graph_refusal(self.recipe)
 
     @property
     def records_health(self) -> bool:

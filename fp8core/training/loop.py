@@ -109,7 +109,7 @@ class TrainingLoop:
         )
         self._late = LateMetrics(late=self._guard.late)
         self.graphs = StepGraphs(
-            graph_refusal(self._training, parts.learner, parts.conversion),
+            graph_refusal(parts.spec, parts.learner, parts.conversion),
             parts.learner,
             parts.telemetry,
             lambda: self._late.waited_for_host,

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from fp8core.conversion import ConversionReport
 from fp8core.data.batch import Batch
 from fp8core.engines.protocol import GraphedEngine
-from fp8core.spec.training import Training
+from fp8core.spec.job import JobSpec
+from fp8core.spec.step_graphs import graph_refusal as of_spec
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.gradient_graph import Capture, GradientGraph, Shape, capturing, shape_of
 from fp8core.training.learner import Learner, StepTotals
-from fp8core.training.tasks import CausalLanguageModelling
 
 __all__ = ["StepGraphs", "graph_refusal"]
 
@@ -36,28 +36,15 @@ _Kind = tuple[Shape, bool]
 """Of which shape, and whether FP8 health is recorded."""
 
 
-def graph_refusal(training: Training, learner: Learner, conversion: ConversionReport) -> str | None:
+def graph_refusal(spec: JobSpec, learner: Learner, conversion: ConversionReport) -> str | None:
     """Why no step of a run is replayed as a CUDA graph, or None."""
-    engine = learner.engine
-    if training.cuda_graphs == "off":
-        return "training.cuda_graphs is off"
-    if engine.device.type != "cuda":
-        return "there are graphs on CUDA devices only"
-    if not isinstance(engine, GraphedEngine):
-        return f"steps of engine {engine.name} were not measured as a graph"
-    reason = engine.graph_refusal()
+    reason = of_spec(spec)
     if reason is not None:
         return reason
-    if not isinstance(learner.task, CausalLanguageModelling):
-        return "steps of causal language models alone were measured as a graph"
-    if learner.world.several:
-        return "several ranks train together"
-    if training.gradient_accumulation > 1:
-        return "training.gradient_accumulation is more than 1"
-    if training.gradient_checkpointing:
-        return "training.gradient_checkpointing"
-    if training.on_divergence.action != "fail":
-        return "training.on_divergence has the host wait for each step"
+    if learner.engine.device.type != "cuda":
+        return "there are graphs on CUDA devices only"
+    if not isinstance(learner.engine, GraphedEngine):
+        return f"engine {learner.engine.name} does not count what is replayed"
     return _unfit(conversion)
 
 

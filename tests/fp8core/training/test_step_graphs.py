@@ -24,14 +24,13 @@ from fp8core.conversion import ConversionReport
 from fp8core.data.batch import IGNORED, Batch
 from fp8core.engines.amp import AmpEngine
 from fp8core.engines.te_health import HealthRecorder, cast_rules
-from fp8core.engines.te_recipe import graph_refusal as te_refusal
 from fp8core.fusion import ModelFusion, fuse
 from fp8core.fusion.plain import PlainParts
 from fp8core.fusion.sequences import Sequences, document_bounds
 from fp8core.numerics.landing import Landing
-from fp8core.spec import AmpRecipe, parse_spec
-from fp8core.spec.recipe import TECurrent, TEDelayed
-from fp8core.spec.training import OnDivergence, Training
+from fp8core.spec import AmpRecipe, JobSpec, parse_spec
+from fp8core.spec.recipe import TEDelayed
+from fp8core.spec.step_graphs import graph_refusal as of_spec
 from fp8core.training import step_graphs
 from fp8core.training.assemble import Assembled
 from fp8core.training.gradient_graph import GradientGraph, shape_of
@@ -96,9 +95,8 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[StepGraphs]:
 
     class Taped(StepGraphs):
         def __init__(self, refusal: str | None, learner: Learner, *others: Any) -> None:
-            training, report = learner._training, ConversionReport(learner.model, [])
-            off = step_graphs.graph_refusal(training, learner, report)
-            kept = off if training.cuda_graphs == "off" else None
+            off = "training.cuda_graphs is off"
+            kept = refusal if refusal == off else None
             super().__init__(kept, learner, others[0], lambda: 99, taped)
             made.append(self)
 
@@ -377,79 +375,71 @@ def test_bounds_with_room_show_the_same_sequences() -> None:
     assert torch.equal(own.mask(there), padded.mask(there))
 
 
-def fused_and_bare() -> tuple[nn.Module, ConversionReport]:
-    model = nn.Sequential(nn.Linear(4, 4))
-    return model, ConversionReport(model, [], fusion=ModelFusion())
+def spec_of(**parts: Any) -> JobSpec:
+    spec = {
+        "model": {"source": "config", "config": {"model_type": "llama"}},
+        "data": {"source": "builtin"},
+        "recipe": {"engine": "te"},
+    }
+    return parse_spec(spec | parts)
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("parts", "reason"),
     [
-        ({}, "not all blocks are fused"),
-        ({"cuda_graphs": "off"}, "training.cuda_graphs is off"),
-        ({"gradient_accumulation": 2}, "training.gradient_accumulation is more than 1"),
-        ({"gradient_checkpointing": True}, "training.gradient_checkpointing"),
+        ({}, None),
+        ({"recipe": {"engine": "amp", "dtype": "bf16"}}, None),
+        ({"recipe": {"engine": "te", "scaling": "current"}}, None),
+        ({"recipe": {"engine": "amp", "dtype": "fp16"}}, "steps in fp16"),
+        ({"recipe": {"engine": "torchao"}}, "steps with torchao"),
+        ({"recipe": {"engine": "te", "scaling": "block"}}, "steps with scaling block"),
+        ({"recipe": {"engine": "te", "interval": 2}}, "recipe.interval"),
+        ({"recipe": {"engine": "te", "fp8_dpa": True}}, "attention in FP8"),
+        ({"training": {"cuda_graphs": "off"}}, "training.cuda_graphs is off"),
+        ({"training": {"gradient_accumulation": 2}}, "training.gradient_accumulation"),
+        ({"training": {"gradient_checkpointing": True}}, "training.gradient_checkpointing"),
+        ({"training": {"on_divergence": "skip_step"}}, "training.on_divergence"),
+        ({"resources": {"gpus": 2}}, "several ranks"),
         (
-            {"on_divergence": OnDivergence(action="skip_step")},
-            "training.on_divergence has the host wait for each step",
+            {
+                "task": "masked_lm",
+                "model": {"source": "config", "config": {"model_type": "bert"}},
+            },
+            "steps of the task masked_lm",
         ),
     ],
 )
-def test_why_a_run_on_a_gpu_has_no_graphs(changes: dict[str, Any], reason: str) -> None:
-    training = Training(**changes)
-    engine = AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), torch.device("cuda"))
-    model, report = fused_and_bare()
-    learner = Learner(training, model, engine, adamw(model), create_task("causal_lm"))
-    assert step_graphs.graph_refusal(training, learner, report) == reason
+def test_which_specs_may_have_graphs(parts: dict[str, Any], reason: str | None) -> None:
+    found = of_spec(spec_of(**parts))
+    assert found is None if reason is None else reason in str(found)
+
+
+def test_why_a_run_that_may_have_graphs_has_none() -> None:
+    spec = spec_of(recipe={"engine": "amp", "dtype": "bf16"})
+    model = nn.Sequential(nn.Linear(4, 4))
+    report = ConversionReport(model, [], fusion=ModelFusion())
+    for device, reason in (
+        ("cpu", "there are graphs on CUDA devices only"),
+        ("cuda", "not all blocks are fused"),
+    ):
+        engine = AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), torch.device(device))
+        optimizer = AdamW(
+            model.named_parameters(),
+            decayed=set(),
+            lr=1.0,
+            betas=(0.9, 0.99),
+            eps=1e-8,
+            weight_decay=0.0,
+        )
+        task = create_task("causal_lm")
+        learner = Learner(spec.training, model, engine, optimizer, task)
+        assert step_graphs.graph_refusal(spec, learner, report) == reason
 
 
 def test_attention_that_looks_ahead_has_no_graphs() -> None:
     model = bert()
     report = ConversionReport(model, [], fusion=fuse(model, PlainParts(), {}))
     assert "looks ahead" in str(step_graphs._unfit(report))
-
-
-def test_a_run_of_another_task_has_no_graphs() -> None:
-    training, (model, report) = Training(), fused_and_bare()
-    engine = AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), torch.device("cuda"))
-    learner = Learner(training, model, engine, adamw(model), create_task("masked_lm"))
-    reason = step_graphs.graph_refusal(training, learner, report)
-    assert reason == "steps of causal language models alone were measured as a graph"
-
-
-def adamw(model: nn.Module) -> AdamW:
-    return AdamW(
-        model.named_parameters(),
-        decayed=set(),
-        lr=1.0,
-        betas=(0.9, 0.99),
-        eps=1e-8,
-        weight_decay=0.0,
-    )
-
-
-def test_why_an_engine_has_no_graphs() -> None:
-    cpu = torch.device("cpu")
-    assert AmpEngine(AmpRecipe(engine="amp", dtype="bf16"), cpu).graph_refusal() is None
-    scaled = AmpEngine(AmpRecipe(engine="amp", dtype="fp16"), cpu).graph_refusal()
-    assert scaled is not None
-    assert "scale" in scaled
-    assert te_refusal(TEDelayed(engine="te", scaling="delayed")) is None
-    assert te_refusal(TECurrent(engine="te", scaling="current")) is None
-    for fields, named in (({"interval": 2}, "interval"), ({"fp8_dpa": True}, "attention")):
-        refusal = te_refusal(TEDelayed(engine="te", scaling="delayed", **fields))  # type: ignore[arg-type]
-        assert refusal is not None
-        assert named in refusal
-
-
-def test_a_spec_may_switch_graphs_off() -> None:
-    spec = {
-        "model": {"source": "config", "config": {"model_type": "llama"}},
-        "data": {"source": "builtin"},
-        "recipe": {},
-        "training": {"cuda_graphs": "off"},
-    }
-    assert parse_spec(spec).training.cuda_graphs == "off"
 
 
 def test_steps_that_the_device_waited_for_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
