@@ -22,6 +22,7 @@ from fp8core.conversion.find import as_linear, output_heads
 from fp8core.measured import LayerTimes, cards, layer_times
 from fp8core.measured.layer_times import LayerKind
 from fp8core.spec import JobSpec
+from fp8core.spec.step_graphs import graph_refusal
 
 __all__ = ["SmallGemmRule", "SmallGemms", "keep_small_gemms", "small_gemm_rule"]
 
@@ -31,18 +32,31 @@ _Gemm = tuple[LayerKind, int, int]
 
 @dataclass(frozen=True)
 class SmallGemmRule:
-    """``scaling``: the recipe's; ``tokens``: of a micro-batch, which each layer sees at once."""
+    """``scaling``: the recipe's; ``tokens``: of a micro-batch, which each layer sees at once;
+    ``graphed``: whether the spec lets steps that the host is the limit of be replayed as CUDA
+    graphs, and layers were measured so."""
 
     times: LayerTimes
     scaling: str
     tokens: int
+    graphed: bool = False
+
+    def microseconds(self, gemm: _Gemm, graphed: bool) -> tuple[float, float] | None:
+        """Of a layer in FP8 and in bf16; None where either is not known."""
+        kind, width, out = gemm
+        columns = (f"{name}_graphed" if graphed else name for name in (self.scaling, "bf16"))
+        fp8, bf16 = (
+            self.times.microseconds(kind, column, self.tokens, width, out) for column in columns
+        )
+        return None if fp8 is None or bf16 is None else (fp8, bf16)
 
 
 @dataclass
 class SmallGemms:
     """What the rule came to. ``kept``: the layers it keeps, with why; ``judged``: of how many
-    Linears, and their ``fp8`` and ``bf16`` milliseconds of a micro-batch; ``because``: why it
-    judged none; ``resumed``: whether it was so when the job began."""
+    Linears, and their ``fp8`` and ``bf16`` milliseconds of a micro-batch, where ``graphed`` without
+    the host's; ``because``: why it judged none; ``resumed``: whether it was so when the job began.
+    """
 
     kept: dict[str, str] = field(default_factory=dict)
     kept_linears: int = 0
@@ -51,6 +65,7 @@ class SmallGemms:
     bf16: float = 0.0
     card: str | None = None
     tokens: int | None = None
+    graphed: bool = False
     because: str | None = None
     resumed: bool = False
 
@@ -79,9 +94,10 @@ class SmallGemms:
 
     @property
     def measured(self) -> str:
+        how = " in steps replayed as CUDA graphs" if self.graphed else ""
         return (
             f"its {self.judged} Linear layers take {self.fp8:.2f} ms in FP8 and {self.bf16:.2f} ms "
-            f"in bf16, by times measured on {self.card} at {self.tokens} tokens"
+            f"in bf16, by times measured on {self.card} at {self.tokens} tokens{how}"
         )
 
 
@@ -109,7 +125,9 @@ def small_gemm_rule(spec: JobSpec, card: str | None) -> SmallGemmRule | str:
         return f"no times were measured on {card} (cards with times: {known})"
     if recipe.scaling not in times.columns:
         return f"no times of {recipe.scaling} scaling were measured on {card}"
-    return SmallGemmRule(times, recipe.scaling, training.batch_size * training.sequence_length)
+    graphed = f"{recipe.scaling}_graphed" in times.columns and graph_refusal(spec) is None
+    tokens = training.batch_size * training.sequence_length
+    return SmallGemmRule(times, recipe.scaling, tokens, graphed)
 
 
 def keep_small_gemms(
@@ -152,7 +170,9 @@ def _judge(
     inner = [d for d in wanted if id(d.layer.module) not in heads]
     alone = {d.layer.name: d for d in inner if d.layer.kind != "norm"}
     found = SmallGemms(
-        judged=len(alone), card=rule.times.card, tokens=rule.times.measured_tokens(rule.tokens)
+        judged=len(alone),
+        card=rule.times.card,
+        tokens=rule.times.measured_tokens(rule.tokens),
     )
     if not alone:
         return SmallGemms(because="no Linear layer would be converted")
@@ -161,26 +181,30 @@ def _judge(
         gemms += of_block
         for name in layers:
             alone.pop(name, None)
+    # As `fp8core.training.step_graphs` has it: whole models of fused blocks, without dropout.
+    found.graphed = rule.graphed and not alone and not _drops_out(model)
     for decision in alone.values():
         linear = as_linear(decision.layer)
         gemms.append(("linear", linear.in_features, linear.out_features))
-    for kind, width, out in gemms:
-        fp8, bf16 = (
-            rule.times.microseconds(kind, column, rule.tokens, width, out)
-            for column in (rule.scaling, "bf16")
-        )
-        if fp8 is None or bf16 is None:
-            return SmallGemms(
-                because=f"no times were measured on {rule.times.card} of layers of {width} to {out}"
-            )
-        found.fp8 += fp8 / 1000
-        found.bf16 += bf16 / 1000
+    for gemm in gemms:
+        times = rule.microseconds(gemm, found.graphed)
+        if times is None:
+            _, width, out = gemm
+            how = "times of replayed steps" if found.graphed else "times"
+            of = f"{rule.times.card} of layers of {width} to {out}"
+            return SmallGemms(because=f"no {how} were measured on {of}")
+        found.fp8 += times[0] / 1000
+        found.bf16 += times[1] / 1000
     if found.fp8 > found.bf16:
         reason = (
             f"conversion.small_gemm is auto, and FP8 would slow the model down: {found.measured}"
         )
         found.kept = {d.layer.name: reason for d in inner}
     return found
+
+
+def _drops_out(model: nn.Module) -> bool:
+    return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
 
 def _fused_blocks(

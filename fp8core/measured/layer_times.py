@@ -22,7 +22,8 @@ _Axes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 class LayerTimes:
     """Microseconds of forward, dgrad and wgrad of one layer, casts and the host's work included.
 
-    ``grids``: by kind and column (``bf16``, or a scaling of te), the measured times by (tokens,
+    ``grids``: by kind and column (``bf16``, or a scaling of te, and ``_graphed`` behind them for
+    steps replayed as CUDA graphs, without the host's work), the measured times by (tokens,
     in features, out features; of ``norm_mlp`` the inner ones).
     """
 

@@ -95,6 +95,45 @@ def test_a_block_that_is_fused_is_judged_in_its_fused_form(folder: Path) -> None
     assert half.small_gemm["kept"] == 0, "only what would be converted is counted"
 
 
+def test_a_job_whose_steps_may_be_replayed_is_judged_without_the_host(folder: Path) -> None:
+    def replayed(kind: str, *size: int) -> float:
+        return 0.08 * bf16_time(kind, *size)
+
+    plant_layers(folder, slower, graphed=replayed)
+    made = plan(spec_of(), card=CARD)
+    assert made.small_gemm["kept"] == 0
+    sizes = 128 * 192 + 128 * 128 + 128 * 256
+    assert made.small_gemm["milliseconds"] == {
+        "fp8": pytest.approx(2048 * 0.08 * sizes / 1e9, abs=6e-4),
+        "bf16": pytest.approx(2048 * 0.1 * sizes / 1e9, abs=6e-4),
+    }
+    assert str(made.small_gemm["says"]).endswith("in steps replayed as CUDA graphs")
+    training = {"batch_size": 4, "sequence_length": 256}
+    for parts in (
+        {"training": {**training, "cuda_graphs": "off"}},
+        {"training": {**training, "gradient_accumulation": 2}},
+        # Nothing of a block but its attention is fused, and so there is no graph.
+        {"conversion": {"only": ["*.self_attn.*"]}},
+        {"conversion": {"fuse": "none"}},
+    ):
+        told = plan(spec_of(**parts), card=CARD).small_gemm
+        assert told["kept"] == told["judged"] > 0, parts
+        assert "CUDA graphs" not in str(told["says"])
+
+
+def test_where_replayed_steps_were_not_measured_a_job_that_may_have_them_is_in_fp8(
+    folder: Path,
+) -> None:
+    """Times that contain the host's say nothing of it."""
+    plant_layers(folder, slower, graphed=slower, graphed_kinds=("norm_mlp",))
+    told = plan(spec_of(), card=CARD).small_gemm
+    assert (told["kept"], told["judged"]) == (0, 0)
+    assert "no times of replayed steps were measured" in str(told["says"])
+    training = {"batch_size": 4, "sequence_length": 256, "cuda_graphs": "off"}
+    without = plan(spec_of(training=training), card=CARD).small_gemm
+    assert without["kept"] == without["judged"] > 0
+
+
 def test_where_a_whole_model_gains_nothing_the_plan_says_so(folder: Path) -> None:
     plant_layers(folder, slower)
     made = plan(spec_of(), card=CARD)
