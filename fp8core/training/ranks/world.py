@@ -183,6 +183,11 @@ def join(rank: int, size: int, device: torch.device, timeout_seconds: int) -> It
         torch.cuda.set_device(device)
     # Ranks share one machine, whatever its name resolves to.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # A process whose exchange timed out may stay until the heartbeat of its NCCL watchdog is
+    # missed, 480 seconds unless told. PyTorch's own `test_timeout_dumps_on_stuck_ranks`
+    # (test/distributed/test_c10d_nccl.py) sets one second for that reason.
+    beat = min(480, max(30, timeout_seconds))
+    os.environ.setdefault("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", str(beat))
     with world._exchange():
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
