@@ -193,9 +193,7 @@ def test_blocks_that_would_not_be_fused_are_told_with_the_reason() -> None:
     fusion = {"blocks": 4, "fused": 3, "not_because": {"self_attn.k_proj is kept: skipped": 1}}
     [warning] = of_plan(spec, PLAN | {"fusion": fusion}, [])
     assert warning.code == "not_fused"
-    assert warning.message == (
-        "3 of 4 blocks would be fused: self_attn.k_proj is kept: skipped"
-    )
+    assert warning.message == ("3 of 4 blocks would be fused: self_attn.k_proj is kept: skipped")
     assert not list(of_plan(spec, PLAN | {"fusion": fusion | {"fused": 4}}, []))
     unasked = spec | {"conversion": {"fuse": "none"}}
     assert not list(of_plan(unasked, PLAN | {"fusion": fusion}, []))
