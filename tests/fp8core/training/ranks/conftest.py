@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.distributed import TCPStore
 
 from fp8core.commands.train import run_train
 from fp8core.training.assemble import Assembled, assemble
@@ -53,13 +53,12 @@ def run_ranks(tmp_path: Path) -> Callable[..., Ended]:
         context.set_forkserver_preload(
             ["fp8core.commands.train", "transformers.models.llama.modeling_llama"]
         )
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        # As under torchrun, it outlives each of the ranks: one may end before the others look.
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         processes = [
             context.Process(
                 target=_rank,
-                args=(RankPlace(rank, ranks, folder), port, spec, workdir, plant),
+                args=(RankPlace(rank, ranks, folder), store.port, spec, workdir, plant),
             )
             for rank in range(ranks)
         ]
@@ -90,6 +89,7 @@ def _rank(place: RankPlace, port: int, spec: Path, workdir: Path, plant: Plant) 
             "WORLD_SIZE": str(place.count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
             FOLDER_VARIABLE: str(place.folder),
         }
     )

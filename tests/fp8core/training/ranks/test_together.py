@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 from fp8core.training.assemble import Assembled
+from fp8core.training.ranks.place import RankPlace, is_gone
+from fp8core.training.saving import Saver
 
 Job = Callable[..., Path]
 Series = Callable[[Path, str], dict[int, float]]
@@ -49,6 +52,24 @@ def kill(assembled: Assembled) -> None:
 
 def ask_to_stop(assembled: Assembled) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def be_the_last(rank: int, assembled: Assembled) -> None:
+    """Rank 1 asks whether all is saved when nothing is left of rank 0."""
+    own = RankPlace.of_environment()
+    if rank == 0 or own is None:
+        return
+    first = RankPlace(0, own.count, own.folder)
+    finish = Saver.finish
+
+    def late(saver: Saver) -> None:
+        deadline = time.monotonic() + 60
+        while not is_gone(first.read_pid() or 0):
+            assert time.monotonic() < deadline, "rank 0 waits for rank 1"
+            time.sleep(0.01)
+        finish(saver)
+
+    Saver.finish = late  # type: ignore[method-assign]
 
 
 def spoil(assembled: Assembled) -> None:
@@ -106,6 +127,14 @@ def test_all_stop_at_the_step_at_which_one_was_asked_to(
     assert [result["step"] for result in results] == [3, 3]
     saved = [r for r in telemetry(ended.workdir) if r["type"] == "checkpoint"]
     assert [(record["step"], record["kind"]) for record in saved] == [(3, "stop")]
+
+
+def test_a_rank_may_end_before_another_has_heard_that_all_is_saved(
+    job: Job, run_ranks: Any
+) -> None:
+    ended = run_ranks(job(**BRIEF, training={"steps": 2}), plant=be_the_last)
+    assert ended.codes == [0, 0]
+    assert [end.result["outcome"] for end in ended.ends] == ["succeeded", "succeeded"]
 
 
 @pytest.mark.parametrize(
