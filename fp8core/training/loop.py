@@ -152,9 +152,11 @@ class TrainingLoop:
             reason = self._reason_to_end()
             if reason is not None:
                 break
+            # Who waits for data waits for it in a step: its speed is that of the run.
+            started = time.perf_counter()
             batches = self._next_batches()
             if batches:
-                self._step(batches)
+                self._step(batches, started)
         self._settle()
         if reason == Reason.STOPPED_BY_REQUEST:
             self._save("stop")
@@ -175,9 +177,8 @@ class TrainingLoop:
             batches.append(batch)
         return batches
 
-    def _step(self, batches: list[Batch]) -> None:
+    def _step(self, batches: list[Batch], started: float) -> None:
         learner = self._parts.learner
-        started = time.perf_counter()
         step = self.position.step + 1
         totals = learner.totals(step, batches)
         self._attention.note(step, batches)
@@ -262,7 +263,7 @@ class TrainingLoop:
         self._on_figures(self.position, values)
 
     def _speed(self) -> dict[str, float]:
-        """Since the last logged step; evaluations and saving are not counted."""
+        """Since the last logged step, with the wait for data, without evaluations and saving."""
         position = self.position
         step, tokens, seconds = self._logged
         # On a GPU the last figures arrive when no further step has passed: the last speed holds.

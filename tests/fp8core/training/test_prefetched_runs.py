@@ -14,13 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from fp8core.data.batch import Batch
 from fp8core.data.batches import TrainingBatches
 from fp8core.data.jsonl import JsonlSource
 from fp8core.data.records import Record
 from fp8core.errors import DataInvalid, Diverged
 from fp8core.spec.outcomes import Outcome
 from fp8core.telemetry import read_records
-from fp8core.training import run
+from fp8core.training import loop, run
 from fp8core.training.assemble import Assembled
 from fp8core.training.checkpoint import verify
 from fp8core.training.stopping import StopRequest
@@ -229,3 +230,35 @@ def test_a_run_that_fails_ends_the_thread(job: Job, train_here: TrainHere, tmp_p
         train_here(job(data={"source": "jsonl", "path": str(rows)}), plant=plant)
     assert seen
     assert all(seen)
+
+
+def test_the_time_of_a_step_begins_with_the_wait_for_its_batches(
+    job: Job, train_here: TrainHere, series: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a clock that stands still but where data is waited for: a second for each batch."""
+
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self) -> float:
+            return self.now
+
+    class Slow:
+        def __init__(self, source: TrainingBatches) -> None:
+            self._source = source
+            self.state_dict = source.state_dict
+
+        def __next__(self) -> Batch:
+            clock.now += 1.0
+            return next(self._source)
+
+    @contextmanager
+    def slow(source: TrainingBatches, *arguments: Any, **options: Any) -> Iterator[Slow]:
+        yield Slow(source)
+
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(run, "PrefetchedBatches", slow)
+    spec = job(training={"steps": 4, "gradient_accumulation": 3}, telemetry={"log_every_steps": 1})
+    _, workdir = train_here(spec)
+    assert series(workdir, "perf/step_seconds") == dict.fromkeys(range(1, 5), 3.0)
