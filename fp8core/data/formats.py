@@ -75,22 +75,25 @@ class ExampleEncoder:
     def encode(self, records: Sequence[Record], where: Callable[[int], str]) -> list[Example]:
         """One example for each record; ``where`` names the i-th of them for a person.
 
-        Raises ``DataInvalid`` for a chat that the template refuses.
+        Raises ``DataInvalid`` for a chat that the template refuses, and for a label of no class.
         """
         if self._format == "chat":
             return [self._chat(record, partial(where, i)) for i, record in enumerate(records)]
         if self._format == "prompt_completion":
             return self._prompt_completion(records)
-        return self._text(records)
+        return self._text(records, where)
 
-    def _text(self, records: Sequence[Record]) -> list[Example]:
+    def _text(self, records: Sequence[Record], where: Callable[[int], str]) -> list[Example]:
         texts = [record.fields["text"] for record in records]
         encodings = self._tokenizer.encode_batch(texts, offsets=self._count_bytes)
         examples: list[Example] = []
-        for record, encoded in zip(records, encodings, strict=True):
+        for index, (record, encoded) in enumerate(zip(records, encodings, strict=True)):
             label = -1
             if self._format == "labelled":
-                label = self._class_ids[str(record.fields["label"])]
+                name = str(record.fields["label"])
+                if name not in self._class_ids:
+                    raise invalid(where(index), f"the label changed to {name!r}, which is no class")
+                label = self._class_ids[name]
             begin = self._begin if record.begins else []
             end = self._end if record.ends else []
             examples.append(self._assemble(begin, [encoded], end, label=label))

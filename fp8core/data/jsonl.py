@@ -7,16 +7,17 @@ keeps 8 bytes a line.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fp8core.data.order import Groups
-from fp8core.data.records import Record, RecordChecker, invalid
+from fp8core.data.records import Record, RecordChecker, invalid, unreadable
+from fp8core.errors import DataInvalid
 
 __all__ = ["JsonlSource"]
 
@@ -46,14 +47,19 @@ class JsonlSource:
     def records(self, numbers: Sequence[int]) -> list[Record]:
         found: list[Record] = []
         for number in numbers:
-            path, _ = self._file_of(number)
-            with path.open("rb") as file:
-                file.seek(self._starts[number])
-                line = file.readline()
+            path, name = self._file_of(number)
             try:
-                found.append(self._fields.record(json.loads(line.decode())))
-            except (ValueError, KeyError, TypeError, RecursionError):
+                with path.open("rb") as file:
+                    file.seek(self._starts[number])
+                    line = file.readline()
+            except OSError as error:
+                raise unreadable(name, error) from error
+            try:
+                row = json.loads(line.decode())
+                RecordChecker(self._fields).check(row, partial(self.where, number))
+            except (DataInvalid, ValueError, RecursionError):
                 raise invalid(self.where(number), "the line changed since training began") from None
+            found.append(self._fields.record(row))
         return found
 
     def where(self, number: int) -> str:
@@ -88,7 +94,7 @@ class JsonlSource:
                     checker.check(_parse(line, place), place)
                     self._starts.append(start)
         except OSError as error:
-            raise invalid(name, f"cannot be read: {os.strerror(error.errno or 0)}") from error
+            raise unreadable(name, error) from error
         if len(self._starts) == first:
             raise invalid(name, "the file is empty" if offset == 0 else "the file has no records")
         return checksum

@@ -46,6 +46,7 @@ class ParquetSource:
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self._limit = 2 * window_bytes
         self._opened: tuple[int, pq.ParquetFile] | None = None
+        self._footers: list[int] = []
         # One entry per row group of all files.
         self._places: list[tuple[int, int, int]] = []
         starts: list[int] = []
@@ -56,7 +57,9 @@ class ParquetSource:
         for file_index, (path, name) in enumerate(self._files):
             file = _open(path, name)
             check_schema(file.schema_arrow, self._fields, name)
-            checksum = zlib.crc32(_footer(path), checksum)
+            footer = _footer(path)
+            self._footers.append(zlib.crc32(footer))
+            checksum = zlib.crc32(footer, checksum)
             row = 0
             for group in range(file.metadata.num_row_groups):
                 description = file.metadata.row_group(group)
@@ -119,7 +122,10 @@ class ParquetSource:
         # The file in use stays open: reading its footer takes longer than a small row group.
         path, name = self._files[file_index]
         if self._opened is None or self._opened[0] != file_index:
-            self._opened = file_index, _open(path, name)
+            file = _open(path, name)
+            if zlib.crc32(_footer(path)) != self._footers[file_index]:
+                raise invalid(name, "the file changed since training began")
+            self._opened = file_index, file
         return self._opened[1], name
 
     def _cached_bytes(self) -> int:

@@ -25,15 +25,19 @@ __all__ = ["PrefetchedBatches"]
 # A window of chats is encoded at once, and is a few dozen rows: about so many batches hide it.
 _MOST = 16
 _MOST_BYTES = 64 * 1024 * 1024
-_PATIENCE = 10.0
+# What a step takes at once it would wait for, but of very many batches it does.
+_MOST_BYTES_AT_ONCE = 512 * 1024 * 1024
+# For the batch being made. A trainer that was asked to stop may have five seconds to be gone.
+_PATIENCE = 2.0
 
 
 class PrefetchedBatches:
     """The batches of ``source``, the same in the same order, some of them made ahead.
 
     As many as ``most``, or as come to ``most_bytes`` together, but always two, and as many as are
-    taken ``at_once``. For a GPU they lie in page-locked memory, from which copies wait for nothing.
-    What the source raises is raised where its batch is taken.
+    taken ``at_once`` unless these come to ``most_bytes_at_once``. For a GPU they lie in page-locked
+    memory, from which copies wait for nothing. What the source raises is raised where its batch is
+    taken.
 
     The thread begins with the first batch that is asked for, and ends with ``close``, with the end
     of the data, or with an error. Until it has ended ``source`` is its alone.
@@ -47,15 +51,19 @@ class PrefetchedBatches:
         at_once: int = 1,
         most: int = _MOST,
         most_bytes: int = _MOST_BYTES,
+        most_bytes_at_once: int = _MOST_BYTES_AT_ONCE,
     ) -> None:
         self._source = source
         self._device = device
-        self._least = max(2, at_once)
+        self._at_once = at_once
         self._most = most
         self._most_bytes = most_bytes
+        self._most_bytes_at_once = most_bytes_at_once
         self._changed = threading.Condition()
         self._made: deque[_Made] = deque()
+        self._bytes = 0
         self._closing = False
+        self._ended = False
         self._thread: threading.Thread | None = None
         self._state = source.state_dict()
 
@@ -80,10 +88,13 @@ class PrefetchedBatches:
             while not self._made:
                 if self._closing:
                     raise RuntimeError("the batches have been closed")
+                if self._ended:
+                    raise RuntimeError("the thread that makes batches died without a word")
                 self._changed.wait()
             made = self._made[0]
             if made.batch is not None:
                 self._made.popleft()
+                self._bytes -= made.batch.nbytes
                 self._changed.notify_all()
         if made.error is not None:
             raise made.error
@@ -111,7 +122,7 @@ class PrefetchedBatches:
             raise RuntimeError("the data is still being read, and cannot go to another place")
         self._source.load_state_dict(state)
         self._state = self._source.state_dict()
-        self._thread, self._closing = None, False
+        self._thread, self._closing, self._ended = None, False, False
 
     def close(self) -> None:
         """Ends the thread, and drops what it has made. May be called again, or before it began.
@@ -121,14 +132,16 @@ class PrefetchedBatches:
         with self._changed:
             self._closing = True
             self._made.clear()
+            self._bytes = 0
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join(_PATIENCE)
 
     def _start(self) -> None:
         # As a daemon it keeps no process alive that is to end.
-        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def _run(self) -> None:
         try:
@@ -143,11 +156,16 @@ class PrefetchedBatches:
                         return
         except BaseException as error:  # raised where the batch would have been taken
             self._hand_over(_Made(None, {}, error))
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
 
     def _hand_over(self, made: _Made) -> None:
         with self._changed:
             if not self._closing:
                 self._made.append(made)
+                self._bytes += 0 if made.batch is None else made.batch.nbytes
                 self._changed.notify_all()
 
     def _wait_for_room(self) -> bool:
@@ -158,10 +176,12 @@ class PrefetchedBatches:
             return not self._closing
 
     def _is_full(self) -> bool:
-        if len(self._made) < self._least:
+        count = len(self._made)
+        if count < 2:
             return False
-        size = sum(made.batch.nbytes for made in self._made if made.batch is not None)
-        return len(self._made) >= self._most or size >= self._most_bytes
+        if count < self._at_once:
+            return self._bytes >= self._most_bytes_at_once
+        return count >= self._most or self._bytes >= self._most_bytes
 
 
 @dataclass(frozen=True)

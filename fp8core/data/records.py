@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = [
     "check_completion",
     "check_messages",
     "invalid",
+    "unreadable",
 ]
 
 DataFormat = Literal["text", "prompt_completion", "chat", "labelled"]
@@ -175,6 +177,11 @@ def check_messages(value: Any, column: str, where: Callable[[], str]) -> None:
 def invalid(where: str, what: str, *, pointer: str = "/data") -> DataInvalid:
     """The error for bad data at one place."""
     return DataInvalid(f"{where}: {what}", pointer=pointer)
+
+
+def unreadable(name: str, error: OSError) -> DataInvalid:
+    """The error for a file that the system does not let be read, or not any more."""
+    return invalid(name, f"cannot be read: {os.strerror(error.errno or 0)}")
 
 
 def _check_text(value: Any, name: str, where: Callable[[], str]) -> None:

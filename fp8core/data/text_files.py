@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from fp8core.data.order import Groups
-from fp8core.data.records import Record, invalid
+from fp8core.data.records import Record, invalid, unreadable
 
 __all__ = ["MemoryTextSource", "TextFileSource", "block_bytes", "cut"]
 
@@ -98,8 +98,12 @@ class TextFileSource:
         found: list[Record] = []
         for number in numbers:
             start, stop = self._starts[number], self._stops[number]
-            with self._file_of(number)[0].open("rb") as file:
-                data = _pread(file.fileno(), start, stop - start)
+            path, name = self._file_of(number)
+            try:
+                with path.open("rb") as file:
+                    data = _pread(file.fileno(), start, stop - start)
+            except OSError as error:
+                raise unreadable(name, error) from error
             try:
                 text = data.decode()
             except UnicodeDecodeError:
@@ -128,7 +132,7 @@ class TextFileSource:
                 for start, stop in _documents(descriptor, size, separator):
                     self._add(start, stop, block, partial(_pread, descriptor))
         except OSError as error:
-            raise invalid(name, f"cannot be read: {os.strerror(error.errno or 0)}") from error
+            raise unreadable(name, error) from error
         if len(self._starts) == first:
             if len(self._files) == 1:
                 raise invalid(name, "the file is empty" if size == 0 else "the file has no text")

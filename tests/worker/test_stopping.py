@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from fp8core.data import prefetch
+from octrain_worker.settings import SupervisorSettings
 from octrain_worker.supervisor.process_tree import read_process
 
 
@@ -265,6 +267,11 @@ def test_disowned_supervisor_writes_nothing_more(workplace: Any, until: Callable
     assert len(attempt.records) == count
     assert attempt.finished is None
     assert not [pid for pid in everyone if alive(pid)]
+
+
+def test_a_read_that_does_not_return_leaves_a_trainer_time_to_end_in_order() -> None:
+    grace = SupervisorSettings.model_fields["shutdown_grace_seconds"].default
+    assert grace >= 2 * prefetch._PATIENCE
 
 
 def test_first_sigterm_saves_second_leaves_at_once(

@@ -105,6 +105,24 @@ def test_damaged_pages_are_noticed(tmp_path: Path, make_spec: Spec) -> None:
         open_parquet(make_spec, path)
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [{"text": ["other"] * 8}, {"text": list(range(9))}, {"x": ["a"] * 9}],
+    ids=["fewer rows", "another type", "another column"],
+)
+def test_a_file_that_changes_under_training_is_noticed(
+    tmp_path: Path, make_spec: Spec, changed: dict[str, Any]
+) -> None:
+    for name in "ab":
+        pq.write_table(pa.table({"text": ["a"] * 9}), tmp_path / f"{name}.parquet")
+    source = open_parquet(make_spec, tmp_path).source
+    # The other file in use is what closes the first.
+    source.records([17])
+    pq.write_table(pa.table(changed), tmp_path / "a.parquet")
+    with pytest.raises(DataInvalid, match=r"a\.parquet: the file changed since training began"):
+        source.records([8])
+
+
 def test_dictionary_columns_and_integer_labels(tmp_path: Path, make_spec: Spec) -> None:
     path = tmp_path / "a.parquet"
     text = pa.array(["a", "b", "a"]).dictionary_encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import tracemalloc
 from collections.abc import Callable
@@ -235,6 +236,15 @@ def test_a_label_of_the_held_out_part_alone_is_refused(
     write_jsonl({"text": "t", "label": label} for label in labels)
     with pytest.raises(DataInvalid, match=f"line {held_out + 1}: the label 'rare' is not in"):
         open_corpus(spec)
+
+
+def test_a_label_that_changes_under_training_is_noticed(corpus_spec: Spec) -> None:
+    spec = corpus_spec("labelled", data={"shuffle": False})
+    data = open_dataset(spec, ENCODER)
+    path = Path(spec.data.path)
+    path.write_text(path.read_text().replace('"label": "b"', '"label": "c"'))
+    with pytest.raises(DataInvalid, match=r"line \d+: the label changed to 'c'"):
+        list(itertools.islice(data.train, 2))
 
 
 def test_encoder_templates_survive_truncation(corpus_spec: Spec) -> None:

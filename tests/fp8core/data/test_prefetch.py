@@ -8,6 +8,7 @@ import multiprocessing
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -190,6 +191,7 @@ def test_it_goes_on_from_a_state_of_what_was_taken(corpus_spec: Spec) -> None:
         ({"most_bytes": 1}, 2),
         ({"most_bytes": 1, "at_once": 7}, 7),
         ({"most": 3, "at_once": 4}, 4),
+        ({"most_bytes": 1, "at_once": 7, "most_bytes_at_once": 3 * TOKENS * 28}, 3),
         # One batch: three fields of 8 bytes a token, and one of 4.
         ({"most_bytes": 3 * TOKENS * 28}, 3),
     ],
@@ -233,6 +235,38 @@ def test_what_the_thread_itself_fails_with_is_raised_too() -> None:
     ahead = PrefetchedBatches(Numbered(), torch.device("cuda", 99))
     with ahead, pytest.raises((AssertionError, RuntimeError)):
         next(ahead)
+
+
+def test_a_thread_that_cannot_begin_is_what_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    with (
+        pytest.raises(RuntimeError, match="can't start new thread"),
+        PrefetchedBatches(Numbered(), CPU) as ahead,
+    ):
+        next(ahead)
+
+
+def test_nobody_waits_for_a_thread_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without memory it cannot even say so.
+    monkeypatch.setattr(prefetch, "_Made", Mock(side_effect=MemoryError))
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+    raised: list[BaseException] = []
+
+    def take(ahead: PrefetchedBatches) -> None:
+        try:
+            next(ahead)
+        except RuntimeError as error:
+            raised.append(error)
+
+    with PrefetchedBatches(Numbered(), CPU) as ahead:
+        taker = threading.Thread(target=take, args=(ahead,))
+        taker.start()
+        taker.join(PATIENCE)
+        assert not taker.is_alive()
+    assert "died" in str(raised[0])
 
 
 def test_closing_waits_for_the_batch_being_made_and_makes_no_other() -> None:

@@ -128,6 +128,13 @@ def test_a_line_that_changes_under_training_is_noticed(tmp_path: Path, make_spec
     path.write_text('{"text": "abcdef"}\n{"text": "b"}\n')
     with pytest.raises(DataInvalid, match="line 1: the line changed"):
         source.records([1])
+    # Still a record to JSON, but none that was checked.
+    path.write_text('{"text": "a"}\n{"text": 123}\n')
+    with pytest.raises(DataInvalid, match="line 2: the line changed"):
+        source.records([1])
+    path.unlink()
+    with pytest.raises(DataInvalid, match=r"data\.jsonl: cannot be read: No such file"):
+        source.records([1])
 
 
 def test_index_takes_eight_bytes_a_line(tmp_path: Path, make_spec: Spec) -> None:

@@ -115,6 +115,9 @@ def test_change_of_a_file_under_training_is_noticed(tmp_path: Path) -> None:
     path.write_text("so")
     with pytest.raises(DataInvalid, match="changed since training began"):
         source.records([len(source) - 1])
+    path.unlink()
+    with pytest.raises(DataInvalid, match=r"a\.txt: cannot be read: No such file"):
+        source.records([0])
 
 
 def test_fingerprint_follows_the_content(tmp_path: Path) -> None:
