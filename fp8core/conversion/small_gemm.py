@@ -177,12 +177,13 @@ def _judge(
     if not alone:
         return SmallGemms(because="no Linear layer would be converted")
     gemms: list[_Gemm] = []
-    for layers, of_block in _fused_blocks(model, wanted) if fused else []:
+    blocks, whole = _fused_blocks(model, wanted) if fused else ([], False)
+    for layers, of_block in blocks:
         gemms += of_block
         for name in layers:
             alone.pop(name, None)
     # As `fp8core.training.step_graphs` has it: whole models of fused blocks, without dropout.
-    found.graphed = rule.graphed and not alone and not _drops_out(model)
+    found.graphed = rule.graphed and whole and not _drops_out(model)
     for decision in alone.values():
         linear = as_linear(decision.layer)
         gemms.append(("linear", linear.in_features, linear.out_features))
@@ -209,12 +210,15 @@ def _drops_out(model: nn.Module) -> bool:
 
 def _fused_blocks(
     model: nn.Module, wanted: Sequence[Decision]
-) -> list[tuple[list[str], list[_Gemm]]]:
-    """The layers and GEMMs of each block of which something would be fused."""
+) -> tuple[list[tuple[list[str], list[_Gemm]]], bool]:
+    """The layers and GEMMs of each block of which something would be fused.
+
+    And whether that is all blocks of the model, each in both halves.
+    """
     from fp8core.fusion.recognise import describe_block, find_blocks  # it imports this package
 
     converted = {d.layer.name for d in wanted}
-    found = []
+    found, whole = [], True
     for name, block in find_blocks(model):
         halves = describe_block(name, block, getattr(model, "config", None))
         layers: list[str] = []
@@ -222,6 +226,7 @@ def _fused_blocks(
         attention, mlp = halves.attention, halves.mlp
         for half in (attention, mlp):
             if half is None or any(name not in converted for name in half.layers):
+                whole = False
                 continue
             layers += half.layers
             if half is attention:
@@ -238,4 +243,4 @@ def _fused_blocks(
                     gemms.append(("linear", mlp.down.in_features, mlp.down.out_features))
         if layers:
             found.append((layers, gemms))
-    return found
+    return found, whole and bool(found)

@@ -114,6 +114,8 @@ def test_a_job_whose_steps_may_be_replayed_is_judged_without_the_host(folder: Pa
         {"training": {**training, "gradient_accumulation": 2}},
         # Nothing of a block but its attention is fused, and so there is no graph.
         {"conversion": {"only": ["*.self_attn.*"]}},
+        {"conversion": {"skip": ["*.mlp.*"]}},
+        {"conversion": {"skip": ["model.layers.0.mlp.*"]}},
         {"conversion": {"fuse": "none"}},
     ):
         told = plan(spec_of(**parts), card=CARD).small_gemm
