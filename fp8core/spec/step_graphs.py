@@ -14,6 +14,8 @@ def graph_refusal(spec: JobSpec) -> str | None:
         return "training.cuda_graphs is off"
     if spec.task != "causal_lm":
         return f"steps of the task {spec.task} were not measured as a graph"
+    if spec.adapter is not None:
+        return "steps of adapters were not measured as a graph"
     if spec.resources.ranks > 1:
         return "several ranks train together"
     if training.gradient_accumulation > 1:

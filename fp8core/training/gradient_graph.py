@@ -55,10 +55,24 @@ def capturing() -> Capture:
             torch.cuda.set_stream(stream)
             generator = torch.cuda.default_generators[stream.device_index]
             generator.graphsafe_set_state(generator.clone_state())
+            _let_go(stream.device_index, pool[0])
             raise
         return graph.replay, result
 
     return capture
+
+
+def _let_go(device: int, pool: Any) -> None:
+    """Ends a capture that PyTorch could not end, and gives its memory back.
+
+    Such a one stays open for the allocator: its memory is nobody's then, and nothing that is cached
+    is freed any more where the device has no more memory.
+    """
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:
+        return  # it was ended, and its memory goes with its graph
+    torch._C._cuda_releasePool(device, pool)
 
 
 def shape_of(batch: Batch) -> Shape | None:

@@ -151,13 +151,11 @@ class StepGraphs:
     def _captured(
         self, step: int, batch: Batch, kind: _Kind, before: Callable[[int], None]
     ) -> GradientGraph | None:
-        self._graphs.pop(kind, None)  # it had too little room
         engine = self._learner.engine
         assert isinstance(engine, GraphedEngine)
         if not _has_memory(engine.device):
-            if kind[1] and self._graphs:
-                return None  # the steps between those with health keep their graph
-            self._refuse(step, "the GPU has not twice the memory of a step")
+            if not self._graphs:  # steps of other kinds keep theirs
+                self._refuse(step, "the GPU has not twice the memory of a step")
             return None
         state = engine.state_dict()
         try:
@@ -169,6 +167,8 @@ class StepGraphs:
             text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self._refuse(step, f"the capture failed: {text}")
             return None
+        # One that had too little room has been held until now: PyTorch captures nothing more into
+        # memory whose last graph is gone.
         self._graphs[kind] = graph
         self._health[kind] = engine.captured_health() if kind[1] else None
         if self._first_step is None:
@@ -185,6 +185,7 @@ class StepGraphs:
         self.refusal = reason
         # A capture that fails has random numbers drawn elsewhere than earlier graphs do.
         self._graphs.clear()
+        self._health.clear()
         self._telemetry.event(
             "step_not_graphed",
             f"step {step}: steps stay as they are, without a CUDA graph: {reason}",

@@ -6,12 +6,14 @@ that anything that the host ought to have said anew shows.
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -31,7 +33,7 @@ from fp8core.numerics.landing import Landing
 from fp8core.spec import AmpRecipe, JobSpec, parse_spec
 from fp8core.spec.recipe import TEDelayed
 from fp8core.spec.step_graphs import graph_refusal as of_spec
-from fp8core.training import step_graphs
+from fp8core.training import gradient_graph, step_graphs
 from fp8core.training.assemble import Assembled
 from fp8core.training.gradient_graph import GradientGraph, shape_of
 from fp8core.training.late_metrics import LateMetrics
@@ -60,24 +62,46 @@ OFF = {**RUN, "training": {**RUN["training"], "cuda_graphs": "off"}}
 
 
 class Tape(TorchDispatchMode):
-    """Records each operation, with its arguments and results."""
+    """Records each operation, with its arguments and results.
+
+    Before a replay all that any tape has made is overwritten, as graphs that share memory may do.
+    """
+
+    _all: ClassVar[weakref.WeakSet[Tape]] = weakref.WeakSet()
 
     def __init__(self) -> None:
         super().__init__()
         self._calls: list[tuple[Any, Any, Any, Any]] = []
+        self._known: set[int] = set()
+        self._made: list[Tensor] = []
+        self._all.add(self)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._known |= {place for place, _ in _storages((args, kwargs))}
         found = func(*args, **(kwargs or {}))
+        for place, storage in _storages(found):
+            if place not in self._known:
+                self._made.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+                self._known.add(place)
         self._calls.append((func, args, kwargs or {}, found))
         return found
 
     @torch.no_grad()
     def replay(self) -> None:
+        for tape in list(self._all):
+            for made in tape._made:
+                made.fill_(0xFF)  # a NaN, or -1
         for func, args, kwargs, before in self._calls:
             after = func(*args, **kwargs)
             for target, source in zip(tree_leaves(before), tree_leaves(after), strict=True):
                 if isinstance(target, Tensor) and target.data_ptr() != source.data_ptr():
                     target.copy_(source)
+
+
+def _storages(values: Any) -> Iterator[tuple[int, torch.UntypedStorage]]:
+    for value in tree_leaves(values):
+        if isinstance(value, Tensor) and value.numel():
+            yield value.untyped_storage().data_ptr(), value.untyped_storage()
 
 
 def taped(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
@@ -360,6 +384,65 @@ def test_a_graph_is_captured_where_the_device_waits(
     assert replays(whole)
 
 
+def test_a_graph_is_held_until_one_with_more_room_is_captured(
+    graphs: list[StepGraphs], learner: Learner
+) -> None:
+    """They share memory, into which PyTorch captures nothing once it has been without a graph."""
+    made: list[weakref.ref[Tape]] = []
+    held: list[int] = []
+
+    def watched(compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        held.append(sum(tape() is not None for tape in made))
+        tape = Tape()
+        made.append(weakref.ref(tape))
+        with tape:
+            result = compute()
+        return tape.replay, result
+
+    own = StepGraphs(None, learner, _Silent(), lambda: 99, watched)  # type: ignore[arg-type]
+    few, many = batch(0, 3), batch(0, 40)
+    assert [by(own, learner, step, few) for step in range(1, 5)] == [False, False, False, True]
+    assert by(own, learner, 5, many)
+    gc.collect()
+    assert held == [0, 1]
+    assert [tape() is None for tape in made] == [True, False]
+    assert by(own, learner, 6, few)
+
+
+def test_where_memory_is_short_for_one_more_graph_the_others_are_kept(
+    graphs: list[StepGraphs], learner: Learner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = StepGraphs(None, learner, _Silent(), lambda: 99, taped)  # type: ignore[arg-type]
+    few, whole, many = batch(0, 3), batch(0, 1), batch(0, 40)
+    assert [by(own, learner, step, few) for step in range(1, 5)] == [False, False, False, True]
+    monkeypatch.setattr(step_graphs, "_has_memory", lambda device: False)
+    assert not any(by(own, learner, step, whole) for step in range(5, 11))
+    assert not by(own, learner, 11, many)
+    assert by(own, learner, 12, few)
+    assert own.refusal is None
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_capture_that_was_not_ended_is_ended_and_its_memory_given_back_once(
+    ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[str, int, Any]] = []
+
+    def end(device: int, pool: Any) -> None:
+        if ended:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        calls.append(("end", device, pool))
+
+    def release(device: int, pool: Any) -> None:
+        calls.append(("release", device, pool))
+
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", end)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", release)
+    gradient_graph._let_go(1, (0, 7))
+    # The memory of one that was ended goes with its graph.
+    assert calls == ([] if ended else [("end", 1, (0, 7)), ("release", 1, (0, 7))])
+
+
 class _Silent:
     def event(self, kind: str, message: str, data: Any = None) -> None:
         assert kind == "step_graphed"
@@ -400,6 +483,7 @@ def spec_of(**parts: Any) -> JobSpec:
         ({"training": {"gradient_checkpointing": True}}, "training.gradient_checkpointing"),
         ({"training": {"on_divergence": "skip_step"}}, "training.on_divergence"),
         ({"resources": {"gpus": 2}}, "several ranks"),
+        ({"adapter": {}}, "steps of adapters"),
         (
             {
                 "task": "masked_lm",
