@@ -45,6 +45,11 @@ class Adapter:
 
     def merge(self) -> None:
         """Adds the adapters to the weights and takes them out of the model, once and for all."""
+        for layer in self._model.modules():
+            if isinstance(layer, LoraLinear):
+                # peft keeps one answer for all layers. A converted Conv1D has its weight as a
+                # Linear has, until it is put back.
+                layer.fan_in_fan_out = is_conv1d(layer.base_layer)
         self._wrapped.merge_and_unload()
 
     def save(self, folder: Path) -> None:
@@ -77,9 +82,6 @@ def attach(spec: JobSpec, model: nn.Module, targets: Sequence[Layer]) -> Adapter
         warnings.filterwarnings("ignore", message="Unsupported layer type")
         torch.manual_seed(spec.training.seed)
         wrapped = get_peft_model(model, wrapping, autocast_adapter_dtype=False)
-    for layer, base in zip(targets, modules, strict=True):
-        # peft keeps one answer for all layers. A converted Conv1D has its weight as a Linear has.
-        model.get_submodule(layer.name).fan_in_fan_out = is_conv1d(base)  # type: ignore[assignment]
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()

@@ -12,12 +12,21 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    GPT2Config,
+    LlamaConfig,
+)
 
+from fp8core import engines
+from fp8core.conversion import convert, restore, restore_layers
 from fp8core.engines.emulated import EmulatedEngine
 from fp8core.engines.emulated_layers import EmulatedLinear
 from fp8core.errors import CheckpointCorrupt, SpecRefused
-from fp8core.training.adapter import Adapter
+from fp8core.models.adapter_targets import adapter_targets
+from fp8core.spec import parse_spec
+from fp8core.training.adapter import Adapter, attach
 from fp8core.training.assemble import Assembled
 from fp8core.training.outcome import RunResult
 from fp8core.training.stopping import StopRequest
@@ -245,6 +254,39 @@ def test_adapters_fall_back_parity_and_checkpointing_together(
     assert json.loads((workdir / "report.json").read_bytes())["parity"]["verdict"] == "within"
     # lora_B begins at zero: the first losses differ by FP8 alone.
     assert abs(series(workdir, "parity/gap")[1]) < 0.01
+
+
+@pytest.mark.parametrize("put_back", ["", "h.0.attn.c_proj", "h"])
+def test_adapters_merge_into_conv1d_layers_converted_or_put_back(put_back: str) -> None:
+    """Whose weights lie the other way round then; that of c_proj is square: no shape tells."""
+    config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 272}
+    fields: dict[str, Any] = {
+        "model": {"source": "config", "config": config},
+        "data": {"source": "builtin"},
+        "recipe": {"engine": "emulated"},
+        "adapter": {"rank": 4, "alpha": 6.0},
+    }
+    spec = parse_spec(fields)
+    assert spec.adapter is not None
+    model = AutoModelForCausalLM.from_config(GPT2Config(**config))
+    targets = adapter_targets(model, spec.adapter)
+    names = [layer.name for layer in targets]
+    expected = {name: model.get_parameter(f"{name}.weight").detach().clone() for name in names}
+    report = convert(model, engines.create(spec.recipe, "cpu"), spec.conversion)
+    adapter = attach(spec, model, targets)
+    with torch.no_grad():
+        for name in names:
+            down, up = (model.get_parameter(f"{name}.lora_{key}.default.weight") for key in "AB")
+            up.normal_()
+            expected[name] += 1.5 * (up @ down).t()
+    begin = f"transformer.{put_back}"
+    again = [name for name in names if put_back and name.startswith(begin)]
+    assert len(again) == {"": 0, "h.0.attn.c_proj": 1, "h": 8}[put_back]
+    restore_layers(report, dict.fromkeys(again, "for a test"))
+    adapter.merge()
+    restore(model, report)
+    for name in names:
+        torch.testing.assert_close(model.get_parameter(f"{name}.weight"), expected[name])
 
 
 def test_a_classifiers_head_is_trained_whole(
