@@ -10,6 +10,7 @@ exact as that.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -183,7 +184,9 @@ class DivergenceGuard:
         """The converted layers that are, or lie in, the module that was found."""
         if finding is None or not finding.layer:
             return []
-        found = {id(m) for m in self._learner.model.get_submodule(finding.layer).modules()}
+        # What went bad in a frozen layer may show in the gradients of its adapter first.
+        layer = re.split(r"\.lora_[AB]\.", finding.layer)[0]
+        found = {id(m) for m in self._learner.model.get_submodule(layer).modules()}
         layers = self._conversion.converted_layers()
         return [name for name, layer in layers.items() if id(layer) in found]
 

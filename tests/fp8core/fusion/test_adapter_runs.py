@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from fp8core.training.assemble import Assembled
 from fp8core.training.stopping import StopRequest
-from tests.fp8core.fusion.test_runs import RUN, fusing
+from tests.fp8core.fusion.test_runs import BERT, RUN, fusing
 from tests.fp8core.training.conftest import job, series, train_here
 
 __all__ = ["fusing", "job", "series", "train_here"]  # fixtures
@@ -79,6 +80,43 @@ def test_exports_are_those_of_an_unfused_run(
         assert sum(".lora_B." in key and bool(value.any()) for key, value in found.items()) == 14
 
 
+@pytest.mark.parametrize("form", ["adapter", "merged"])
+def test_a_fused_classifier_with_adapters_trains_and_exports_as_a_plain_one(
+    form: str,
+    fusing: list[str],
+    job: Callable[..., Path],
+    train_here: Callable[..., Any],
+    series: Callable[[Path, str], dict[int, float]],
+    tmp_path: Path,
+) -> None:
+    """Of an encoder, in padded rows; its head and pooler are trained as a whole."""
+    lines = [{"text": f"text {i} " * (1 + i % 3), "label": "ab"[i % 2]} for i in range(40)]
+    data = tmp_path / "labelled.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    parts: dict[str, Any] = {
+        **LORA,
+        "task": "sequence_classification",
+        "model": {"source": "config", "config": BERT},
+        "data": {"source": "jsonl", "path": str(data), "format": "labelled"},
+        "adapter": {"rank": 4, "dropout": 0.1, "export": form},
+    }
+    _, plain = train_here(job(**parts, conversion={"fuse": "none"}))
+    assert not fusing
+    _, fused = train_here(job(**parts))
+    assert set(fusing) == {"bert.encoder.layer.0", "bert.encoder.layer.1"}
+    for series_name in ("train/loss", "train/grad_norm", "eval/loss"):
+        expected_series = series(plain, series_name)
+        assert expected_series
+        assert series(fused, series_name) == pytest.approx(expected_series, rel=1e-3), series_name
+    name = "adapter_model" if form == "adapter" else "model"
+    expected, found = (load_file(w / f"model/{name}.safetensors") for w in (plain, fused))
+    assert found.keys() == expected.keys()
+    assert any("classifier" in key for key in found)
+    for key, value in found.items():
+        if "key.bias" not in key:  # its gradient is zero but for rounding
+            torch.testing.assert_close(value, expected[key], rtol=1e-3, atol=1e-3, msg=key)
+
+
 def test_a_fused_run_with_adapters_resumes_to_the_bit(
     job: Callable[..., Path],
     train_here: Callable[..., Any],
@@ -110,7 +148,9 @@ def test_a_fused_run_with_adapters_resumes_to_the_bit(
     assert all(torch.equal(final[0][key], final[1][key]) for key in final[0])
 
 
+@pytest.mark.parametrize("backward", [False, True])
 def test_a_half_with_adapters_falls_back_and_trains_on(
+    backward: bool,
     job: Callable[..., Path],
     train_here: Callable[..., Any],
     series: Callable[[Path, str], dict[int, float]],
@@ -132,7 +172,11 @@ def test_a_half_with_adapters_falls_back_and_trains_on(
             return compute(step, *arguments, **options)
 
         def kernel(x: Tensor) -> Tensor:
-            return own(x) * (float("nan") if steps and steps[-1] >= 2 else 1.0)
+            output: Tensor = own(x)
+            broken = bool(steps) and steps[-1] >= 2
+            if broken and backward and output.requires_grad:
+                output.register_hook(lambda gradient: gradient * math.nan)
+            return output * (math.nan if broken and not backward else 1.0)
 
         mlp.norm_mlp = kernel
         assembled.learner.gradients = gradients  # type: ignore[method-assign]
@@ -145,12 +189,16 @@ def test_a_half_with_adapters_falls_back_and_trains_on(
     losses = series(work, "train/loss")
     assert losses == pytest.approx(series(whole, "train/loss"), rel=1e-4)
     rows = {row["name"]: row for row in json.loads((work / "conversion.json").read_bytes())}
-    for layer in ("gate_proj", "up_proj", "down_proj"):
-        assert (
-            "put back into high precision at step 2"
-            in rows[f"model.layers.1.mlp.{layer}"]["reason"]
-        )
+    reasons = {
+        layer: str(rows[f"model.layers.1.mlp.{layer}_proj"]["reason"])
+        for layer in ("gate", "up", "down")
+    }
+    assert "put back into high precision at step 2" in reasons["down"]
+    assert all("put back" in reason for reason in reasons.values()), reasons
     assert rows["model.layers.0.mlp.up_proj"]["group"] == "model.layers.0.mlp"
+    # The output of the half is seen in the block's alone, its gradient by its own adapters.
+    attention = rows["model.layers.1.self_attn.q_proj"]["group"]
+    assert attention == ("model.layers.1.self_attn" if backward else None)
 
 
 def test_the_precision_table_tells_adapters_from_what_they_stand_beside(
