@@ -22,7 +22,10 @@ def check_state(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
     if differences:
         more = len(differences) - _SHOWN
         shown = "; ".join(differences[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
-        raise ValueError(f"this engine state belongs to another model or recipe: {shown}")
+        raise ValueError(
+            "this engine state belongs to another model or recipe, or to a version that fused "
+            f"other blocks: {shown}"
+        )
 
 
 def _kind(tensor: Tensor) -> str:

@@ -62,6 +62,7 @@ def estimate_memory(
     *,
     tokens: int,
     adapted: Sequence[nn.Module] = (),
+    heads: Sequence[nn.Module] = (),
     fusion: PlannedFusion = NOTHING_FUSED,
 ) -> MemoryEstimate:
     """For micro-batches of ``tokens`` tokens, by the rows of the method's own table.
@@ -69,28 +70,31 @@ def estimate_memory(
     ``compute_weight_copies`` are the FP8 copies of converted weights and autocast's copies of
     the other Linears' weights where those are stored in another dtype; ``activations`` hold what
     the loss needs. ``adapted``: the linear layers with a LoRA adapter, whose parameters are fp32;
-    all else is frozen. ``fusion``: the blocks that would be fused. ``model`` lies on the meta
-    device and is of no use afterwards.
+    ``heads``: modules of which fp32 copies are trained beside them; all else is frozen.
+    ``fusion``: the blocks that would be fused. ``model`` lies on the meta device and is of no use
+    afterwards.
     """
     precision = spec.training.precision
     size = sum(p.numel() for p in model.parameters())
-    adapters = sum(shape.numel() for shape in _adapter_shapes(adapted, spec))
-    trained = adapters or size
+    shapes = _adapter_shapes(adapted, spec)
+    shapes += [parameter.shape for head in heads for parameter in head.parameters()]
+    added = sum(shape.numel() for shape in shapes)
+    trained = added or size
     table = _tied_table(model)
     converted = {id(d.layer.module) for d in decisions if d.reason is None and d.norm is None}
     copies = _weight_copies(model, converted, spec)
     rows = {
-        "weights": size * _BYTES[precision.weights] + adapters * _BYTES["fp32"],
+        "weights": size * _BYTES[precision.weights] + added * _BYTES["fp32"],
         "master_weights": trained * _BYTES[precision.master_weights],
         "gradients": trained * _BYTES[precision.gradients],
         "optimizer_states": bytes_of_moments(
-            _adapter_shapes(adapted, spec) or (p.shape for p in model.parameters()),
+            shapes or (p.shape for p in model.parameters()),
             dtype_of(precision.optimizer_states),
         ),
         "compute_weight_copies": copies,
         "workspaces": _WORKSPACES[spec.recipe.engine],
     }
-    if adapters:
+    if added:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
     kept = _kept(model, decisions, converted, spec, tokens, {id(m) for m in adapted}, fusion)
@@ -102,7 +106,7 @@ def estimate_memory(
     lasting = copies if accumulating and spec.recipe.engine == "te" else 0
     at_loss = always + kept.forward + kept.loss + (gradients if accumulating else 0)
     at_end = always + gradients + lasting + kept.last_block
-    if not adapters:
+    if not added:
         at_end += table * _BYTES[precision.weights]
     # Blocks that are recomputed have no casts waiting for their backward pass.
     in_forward = int(copies * (1 - kept.recomputed))

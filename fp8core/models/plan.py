@@ -15,7 +15,7 @@ from fp8core.conversion.report import ConversionRow
 from fp8core.conversion.shape_rules import shape_rules
 from fp8core.conversion.small_gemm import keep_small_gemms
 from fp8core.errors import SpecRefused
-from fp8core.models.adapter_targets import adapter_targets
+from fp8core.models.adapter_targets import adapter_targets, trained_heads
 from fp8core.models.architecture import (
     VOCABULARY_MULTIPLE,
     TokenizerFacts,
@@ -98,7 +98,10 @@ def plan(
     config, model_class = architecture(spec, source, tokenizer=tokenizer)
     model = _on_meta(source, model_class, config, spec)
     decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
-    adapted = [] if spec.adapter is None else adapter_targets(model, spec.adapter)
+    adapted, heads = [], []
+    if spec.adapter is not None:
+        adapted = adapter_targets(model, spec.adapter)
+        heads = [model.get_submodule(name) for name in trained_heads(model)]
     small_gemms = keep_small_gemms(
         model,
         decisions,
@@ -126,6 +129,7 @@ def plan(
     parameters = _parameters(model)
     if spec.adapter is not None:
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
+        trained += sum(parameter.numel() for head in heads for parameter in head.parameters())
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
     measured = measured_speeds(spec, parameters["total"], card, fused=bool(fusion.blocks))
     # Last: the model is of no use after it.
@@ -135,6 +139,7 @@ def plan(
         spec,
         tokens=tokens,
         adapted=[layer.module for layer in adapted],
+        heads=heads,
         fusion=fusion,
     )
     memory = estimate.rows

@@ -106,18 +106,20 @@ def planned_fusion(
         return PlannedFusion((), len(candidates), (refusal or NO_BLOCKS,), loss=loss)
     plain = small or spec.recipe.engine == "amp"
     kept = kept_apart(decisions, plain=plain)
-    wrong: str | None = None
-    looked = False
+    rotation: tuple[bool, str | None] | None = None
     blocks, reasons = [], []
     for name, layer in candidates:
         halves = describe_block(name, layer, getattr(model, "config", None))
         halves.adapted = adapted
         halves.keep_apart(kept)
-        if halves.layout.rotated and not looked:
-            wrong, looked = _wrong_rotation(model), True
-        if wrong is not None and halves.layout.rotated and halves.attention is not None:
-            halves.attention = None
-            halves.reasons.append(wrong)
+        if halves.layout.rotated:
+            rotation = rotation or _rotation(model)
+            has_angles, wrong = rotation
+            if wrong is not None and halves.attention is not None:
+                halves.attention = None
+                halves.reasons.append(wrong)
+            if not has_angles:
+                halves.mlp = None  # such a block cannot be compared
         # The names of layers differ from block to block, their reasons need not.
         reasons += [reason.replace(f"{name}.", "") for reason in halves.reasons]
         if halves.attention is not None or halves.mlp is not None:
@@ -150,8 +152,9 @@ def fusion_refusal(spec: JobSpec) -> str | None:
     return None
 
 
-def _wrong_rotation(model: Any) -> str | None:
-    """As `rotary_angles` says, of the model's embedding built again with values."""
+def _rotation(model: Any) -> tuple[bool, str | None]:
+    """Whether there are `rotary_angles`, and why not those, of the model's embedding built again
+    with values."""
     held = nn.ModuleList()
     for module in model.modules():
         if hasattr(module, "inv_freq"):
@@ -159,8 +162,10 @@ def _wrong_rotation(model: Any) -> str | None:
                 held.append(type(module)(config=module.config))
             # Of foreign code: any class may want other arguments.
             except Exception as error:
-                return f"{type(module).__name__} cannot be built: {type(error).__name__}: {error}"
-    return rotary_angles(held, _LENGTH)[1]
+                text = f"{type(module).__name__} cannot be built: {type(error).__name__}: {error}"
+                return True, text
+    angles, wrong = rotary_angles(held, _LENGTH)
+    return angles is not None, wrong
 
 
 def fused_forward(

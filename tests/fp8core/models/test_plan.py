@@ -15,9 +15,11 @@ from fp8core.conversion.shape_rules import shape_rules
 from fp8core.data.attention import model_inputs
 from fp8core.errors import SpecRefused
 from fp8core.models import load, plan
+from fp8core.models.adapter_targets import adapter_targets
 from fp8core.models.dry_run import _batch, dry_run
-from fp8core.models.memory import estimate_memory
+from fp8core.models.memory import estimate_memory, linear_widths
 from fp8core.spec import parse_spec
+from fp8core.training.adapter import attach
 
 
 def test_parameters_tokens_and_flops_by_hand(make_spec, llama_config):
@@ -315,6 +317,23 @@ def test_adapters_need_gradients_and_states_of_their_own_only(make_spec, llama_c
     assert adapted.memory["weights"] == whole.memory["weights"] + 4 * trained
     assert adapted.memory["activations"] > 0
     assert adapted.checkpoint_bytes == 12 * trained
+
+
+def test_heads_that_are_trained_beside_adapters_are_counted(make_spec, minilm_folder):
+    """A classifier's head and pooler, of which a copy is trained as a whole."""
+    spec = make_spec(minilm_folder, task="sequence_classification", adapter={"rank": 4})
+    made = plan(spec)
+    model = load(spec, device="cpu", dtype=torch.float32, class_labels=["no", "yes"]).model
+    targets = adapter_targets(model, spec.adapter)
+    attach(spec, model, targets)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained > sum(4 * sum(linear_widths(layer.module)) for layer in targets)
+    assert made.parameters["trainable"] == trained
+    assert made.parameters["total"] == sum(p.numel() for p in model.parameters())
+    assert made.memory["gradients"] == 4 * trained
+    assert made.memory["optimizer_states"] == 8 * trained
+    assert made.memory["weights"] == 4 * made.parameters["total"]
+    assert made.checkpoint_bytes == 12 * trained
 
 
 def test_plan_and_conversion_agree(make_spec, minilm_folder, llama_config):

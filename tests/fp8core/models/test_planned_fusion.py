@@ -59,6 +59,21 @@ def test_what_would_be_fused_is_what_is(make_spec, llama_config, family, changes
     assert len(planned.reasons) == len(told)
 
 
+def test_of_a_model_with_two_kinds_of_rotation_nothing_is_fused(make_spec, llama_config):
+    """Which of them a block gets is not known, so that it cannot be compared."""
+    spec = make_spec(llama_config, recipe={"engine": "te"})
+    model = make("Llama")
+    with torch.device("meta"):
+        meta = type(model)._from_config(model.config, dtype=torch.float32)
+    for each in (model, meta):
+        each.model.another = type(each.model.rotary_emb)(model.config)
+    planned = planned_fusion(meta, decide(meta, shape_rules(spec.recipe), spec.conversion), spec)
+    done = fuse(model, PlainParts(), {})
+    assert [row.fused for row in done.rows] == [(), ()]
+    assert planned.blocks == ()
+    assert list(planned.reasons) == [row.reason for row in done.rows]
+
+
 @pytest.mark.parametrize("changes", [{}, {"dropout": 0.1}, {"hidden_act": "relu"}])
 def test_an_encoder_is_planned_as_it_is_fused(make_spec, llama_config, changes):
     spec = make_spec(llama_config, recipe={"engine": "te"})
