@@ -53,12 +53,16 @@ class JoinedLinears:
     def __call__(self, x: Tensor) -> Tensor:
         if self._kernel is None:
             return self.with_norm(x)[0]
+        if self._adapters is not None:
+            self._adapters.unmerge_disabled()
         output = self._kernel(x)
         return output if self._adapters is None else self._adapters(output, x)
 
     def with_norm(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """And the normalised input."""
         assert self._normed_kernel is not None
+        if self._adapters is not None:
+            self._adapters.unmerge_disabled()
         output, normalised = self._normed_kernel(x)
         if self._adapters is not None:
             output = self._adapters(output, normalised)
@@ -79,6 +83,8 @@ class OneLinear:
         self._kernel = parts.linear(linear)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._adapters is not None:
+            self._adapters.unmerge_disabled()
         output = self._kernel(x)
         return output if self._adapters is None else self._adapters(output, x)
 

@@ -6,6 +6,7 @@ values by which one that is left out, scaled otherwise or added to another layer
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -64,7 +65,9 @@ def _put_around(
         r=planned.settings.rank,
         lora_alpha=planned.settings.alpha,
         lora_dropout=planned.settings.dropout,
-        target_modules=[_relative(block, linear) for linear in linears],
+        # As one expression: of a list's names each stands for all that end like it too, as
+        # BERT's output.dense does for attention.output.dense.
+        target_modules="|".join(re.escape(_relative(block, linear)) for linear in linears),
     )
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), warnings.catch_warnings():

@@ -8,7 +8,7 @@ dropped out, each B within the columns of its layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +40,16 @@ class Adapters(nn.Module):
     def __init__(self, places: Sequence[_Place]) -> None:
         super().__init__()
         self._places = tuple(places)
+
+    def unmerge_disabled(self) -> None:
+        """Takes those that are merged and disabled out of the weights again, as ``peft`` does.
+
+        To be called before the Linears are.
+        """
+        for place in self._places:
+            found: Any = place.module
+            if getattr(found, "disable_adapters", False) and found.merged:
+                found.unmerge()
 
     def forward(self, output: Tensor, x: Tensor) -> Tensor:
         """``output`` [..., all features], of the Linears of ``x``, with the adapters' sums."""
@@ -99,28 +109,41 @@ class Beside:
             return None
         return Adapters([self._place(linear) for linear in linears])
 
-    def bare(self, linears: Sequence[NamedLinear]) -> Bare:
-        return Bare([self._place(one) for one in linears if one.name not in self.adapted])
+    def bare(self, linears: Sequence[NamedLinear], norm: str | None) -> Bare:
+        """``norm``: the name of theirs."""
+        names = [linear.name for linear in linears if linear.name not in self.adapted]
+        if norm is not None:
+            names.append(norm)
+        return Bare({name: self._children(name) for name in names})
 
     def _place(self, linear: NamedLinear) -> _Place:
-        parent, _, key = linear.name.removeprefix(f"{self.name}.").rpartition(".")
-        return _Place(self.block.get_submodule(parent)._modules, key, linear)
+        return _Place(*self._children(linear.name), linear)
+
+    def _children(self, name: str) -> tuple[dict[str, nn.Module | None], str]:
+        """Those of the parent of the layer ``name``, and which of them it is."""
+        parent, _, key = name.removeprefix(f"{self.name}.").rpartition(".")
+        return self.block.get_submodule(parent)._modules, key
 
 
 class Bare:
-    """The layers of a fused half that have no adapters."""
+    """The layers of a fused half that have no adapters, and its norm.
 
-    def __init__(self, places: Sequence[_Place]) -> None:
-        self._places = tuple(places)
+    ``places``: by name, the children of the parent of each, and which of them it is.
+    """
+
+    def __init__(self, places: Mapping[str, tuple[dict[str, nn.Module | None], str]]) -> None:
+        self._held = [
+            (name, children, key, children[key]) for name, (children, key) in places.items()
+        ]
 
     def raise_if_wrapped(self) -> None:
         """Raises TypeError where something was put in the place of one since: it is not called."""
-        for place in self._places:
-            if place.module is not place.linear.module:
+        for name, children, key, own in self._held:
+            if children[key] is not own:
                 raise TypeError(
-                    f"{place.linear.name} was replaced by a {type(place.module).__name__} after "
-                    "its block was fused, which would never be called: tell `convert` of the "
-                    "adapters, or fuse no blocks (conversion.fuse: none)"
+                    f"{name} was replaced by a {type(children[key]).__name__} after its block was "
+                    "fused, which would never be called: tell `convert` of the adapters, or fuse "
+                    "no blocks (conversion.fuse: none)"
                 )
 
 
@@ -165,11 +188,13 @@ def _pieces(place: _Place, columns: slice) -> Iterator[_Piece]:
         found, "lora_A"
     ):
         raise TypeError(f"{name} was replaced by a {type(found).__name__}, which is not LoRA's")
-    if found.disable_adapters:
-        if found.merged:
-            found.unmerge()
-        return
-    if found.merged:
+    if found._forward_pre_hooks_with_kwargs:
+        # As peft puts around a call with adapters by row (adapter_names).
+        raise TypeError(
+            f"hooks on {name}, as of an adapter for each row, would be passed by: its block is "
+            "fused, and the layer is not called"
+        )
+    if found.disable_adapters or found.merged:
         return
     for key in found.active_adapters:
         if key not in found.lora_A:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -49,6 +50,19 @@ _ELSEWHERE = (
     "encoder_hidden_states",
     "encoder_attention_mask",
 )
+# Tensors that sequences stand in for, or that change nothing in a block.
+_KNOWN = (
+    "attention_mask",
+    "position_ids",
+    "cache_position",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+    "num_items_in_batch",
+)
+_ANGLES = "position_embeddings"
 
 
 class FusedAttention:
@@ -70,7 +84,7 @@ class FusedAttention:
         lay_together([bias for bias in biases if bias is not None])
         self._parts = parts
         self._angles = angles
-        self._bare = beside.bare((*half.inputs, half.o))
+        self._bare = beside.bare((*half.inputs, half.o), half.norm_name)
         self.norm_qkv = JoinedLinears(half.norm, half.inputs, self.group, parts, beside)
         if half.head_norms:
             self.norm_query, self.norm_key = (
@@ -110,7 +124,7 @@ class FusedMLP:
         self.group = half.group
         lay_together([linear.parameter for linear in half.inputs])
         linears = (*half.inputs, half.down)
-        self._bare = beside.bare(linears)
+        self._bare = beside.bare(linears, half.norm_name)
         self.norm_mlp: Any
         # One module for both GEMMs would compute GELU in its tanh approximation.
         if half.activation == "gelu_erf" or beside.adapters(linears) is not None:
@@ -255,6 +269,25 @@ def _makes_masks(attention: nn.Module) -> bool:
     return getattr(config, "_attn_implementation", "eager") in ("eager", "sdpa", BY_DOCUMENTS)
 
 
+def _unread(block: FusedBlock, options: dict[str, Any]) -> list[str]:
+    """Names of tensors that the block's own attention would read and the fused one does not.
+
+    A bias of the scores, for instance, which the proof of a block does not know of.
+    """
+    if block.attention is None:
+        return []
+    known = (*_KNOWN, *_ELSEWHERE, *((_ANGLES,) if block.layout.rotated else ()))
+    return [name for name, value in options.items() if name not in known and _has_tensor(value)]
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, list | tuple):
+        return any(_has_tensor(one) for one in value)
+    return isinstance(value, Tensor)
+
+
 @functools.cache
 def _fused_class(kind: Any) -> Any:
     own_forward = kind.forward
@@ -265,7 +298,13 @@ def _fused_class(kind: Any) -> Any:
         sequences = options.pop(SEQUENCES, None)
         block: FusedBlock = self.__dict__[_HELD]
         options |= dict(zip(names, positional, strict=False))
-        elsewhere = any(options.get(name) is not None for name in _ELSEWHERE)
+        unread = _unread(block, options)
+        if unread and sequences is not None:
+            raise TypeError(
+                f"{block.name} is called with {', '.join(unread)}, which its fused form would not "
+                "read: fuse no blocks (conversion.fuse: none)"
+            )
+        elsewhere = bool(unread) or any(options.get(name) is not None for name in _ELSEWHERE)
         unmasked = sequences is None and options.get("attention_mask") is None
         attention = self.get_submodule(block.layout.attention)
         if unmasked and not elsewhere and _makes_masks(attention):

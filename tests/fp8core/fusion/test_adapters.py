@@ -225,6 +225,25 @@ def test_the_proof_of_a_block_sees_what_is_wrong_with_its_adapters(
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("key", "keys"), [("attention.self.query", BERT), (None, ("0.output.dense", "1.output.dense"))]
+)
+def test_the_proof_leaves_nothing_on_layers_that_are_not_proved(
+    key: str | None, keys: tuple[str, ...]
+) -> None:
+    """Whose names end like those of others: attention.output.dense and output.dense."""
+    model = bert()
+    before = [name for name, _ in model.named_modules()]
+    names = frozenset(name for name in before if name.endswith(tuple(f".{key}" for key in keys)))
+    kept = {} if key is None else {f"bert.encoder.layer.{i}.{key}": "for a test" for i in range(2)}
+    adapters = PlannedAdapters(names, SETTINGS)
+    fusion = fuse(model, PlainParts(), kept, adapters=adapters)
+    assert [name for name, _ in model.named_modules()] == before
+    halves = {half for row in fusion.rows for half in row.fused}
+    assert {f"bert.encoder.layer.{i}.mlp" for i in range(2)} <= halves
+    assert len(halves) == (4 if key is None else 2)
+
+
 def test_the_proof_draws_no_random_numbers_of_the_process() -> None:
     model = make("Llama")
     adapters = planned(model, ALL, LoraAdapter(rank=4, dropout=0.5))
@@ -299,6 +318,10 @@ def test_what_is_merged_or_disabled_adds_nothing_twice() -> None:
     with torch.no_grad():
         logits = wrapped(**inputs).logits[batch.document_ids >= 0]
     torch.testing.assert_close(logits, whole, rtol=1e-3, atol=1e-4)
+    with wrapped.disable_adapter(), torch.no_grad():
+        logits = wrapped(**inputs).logits[batch.document_ids >= 0]
+    torch.testing.assert_close(logits, bare, rtol=1e-3, atol=1e-4)
+    wrapped.merge_adapter()
     merged = wrapped.unload()
     with torch.no_grad():
         logits = merged(**inputs).logits[batch.document_ids >= 0]
@@ -327,12 +350,41 @@ def test_an_adapter_that_is_more_than_lora_is_not_computed_wrongly(more: dict[st
         outputs(wrapped, batches()["padded"], fused=True)
 
 
+def test_adapters_by_row_are_not_passed_by_in_silence() -> None:
+    """``peft`` hands their names to the layers by hooks."""
+    model = make("Llama")
+    adapters = planned(model, ("q_proj",))
+    fuse(model, PlainParts(), {}, adapters=adapters)
+    wrapped = wrap(model, adapters).eval()
+    inputs = fused_inputs(wrapped, batches()["padded"], torch.float32)
+    with torch.no_grad():
+        wrapped(**inputs)
+    with torch.no_grad(), pytest.raises(TypeError, match=r"hooks on .*q_proj, as of an"):
+        wrapped(**inputs, adapter_names=["__base__", "default"])
+
+
 @pytest.mark.parametrize("key", ["k_proj", "down_proj"])
 def test_an_adapter_that_a_block_was_not_told_of_is_not_passed_by_in_silence(key: str) -> None:
     model = make("Llama")
     fuse(model, PlainParts(), {}, adapters=planned(model, ("q_proj",)))
     wrapped = wrap(model, planned(model, ("q_proj", key)))
     with pytest.raises(TypeError, match=rf"{key} was replaced by a Linear after its block"):
+        outputs(wrapped, batches()["padded"], fused=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "norm"),
+    [("Llama", "input_layernorm"), ("Llama", "post_attention_layernorm"), ("GPT2", "ln_2")],
+)
+def test_a_norm_that_is_trained_as_a_whole_is_not_passed_by_in_silence(
+    family: str, norm: str
+) -> None:
+    """``peft`` trains a copy of it, which the fused half does not hold."""
+    model = make(family)
+    adapters = planned(model, ("q_proj", "c_attn"))
+    fuse(model, PlainParts(), {}, adapters=adapters)
+    wrapped = wrap(model, adapters, modules_to_save=[norm])
+    with pytest.raises(TypeError, match=rf"{norm} was replaced by a ModulesToSaveWrapper"):
         outputs(wrapped, batches()["padded"], fused=True)
 
 

@@ -293,6 +293,42 @@ def test_what_computes_something_else_is_refused(change: Any, fused: set[str], r
         assert reason in str(row.reason)
 
 
+@pytest.mark.parametrize("biased", [True, False])
+def test_blocks_that_are_given_more_than_a_fused_one_reads_are_left(biased: bool) -> None:
+    """Biases of the scores by places, which come from outside of the block."""
+    config = transformers.LayoutLMv3Config(
+        vocab_size=128,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        coordinate_size=11,
+        shape_size=10,
+        pad_token_id=0,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        visual_embed=False,
+        has_relative_attention_bias=biased,
+        has_spatial_attention_bias=biased,
+        attn_implementation="sdpa",
+    )
+    model = transformers.LayoutLMv3ForSequenceClassification(config).train()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.3, generator=generator)
+    batch = encoder_batches()["padded"]
+    expected = model(**model_inputs(batch, config)).logits.detach()
+    fusion = fuse(model, PlainParts(), {})
+    for index, row in enumerate(fusion.rows):
+        name = f"layoutlmv3.encoder.layer.{index}"
+        assert halves(row, name) == (set() if biased else {ATTENTION, MLP})
+        assert ("is called with position_bias" in str(row.reason)) == biased
+    found = model(**fused_inputs(model, batch, torch.float32)).logits
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
 class Backwards(PlainParts):
     """Attends to what came before alone."""
 
