@@ -340,6 +340,36 @@ def test_rank_stabilised_scaling_is_the_modules_own() -> None:
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize("active", [["default"], ["second"], ["default", "second"]])
+def test_of_several_adapters_those_that_are_active_are_computed(active: list[str]) -> None:
+    """Each with its own rank and scaling, and beside layers of its own."""
+    model = make("Llama")
+    adapters = planned(model, ALL)
+    plain = copy.deepcopy(model)
+    fuse(model, PlainParts(), {}, adapters=adapters)
+    found = []
+    for each, fused in ((plain, False), (model, True)):
+        wrapped = wrap(each, adapters)
+        second = peft.LoraConfig(r=2, lora_alpha=3, target_modules=["q_proj", "k_proj", "up_proj"])
+        wrapped.add_adapter("second", second)
+        generator = torch.Generator().manual_seed(4)
+        with torch.no_grad():
+            for name, parameter in wrapped.named_parameters():
+                if ".second." in name:
+                    parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+        wrapped.base_model.set_adapter(active)
+        found.append(outputs(wrapped, batches()["packed"], fused=fused))
+    (expected, expected_gradients), (logits, gradients) = found
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
+    trained = {name for name, gradient in gradients.items() if gradient is not None}
+    count = {"default": 2 * 2 * 7, "second": 2 * 2 * 3}
+    assert len(trained) == sum(count[key] for key in active)
+    for name in trained:
+        torch.testing.assert_close(
+            gradients[name], expected_gradients[name], rtol=1e-3, atol=1e-3, msg=name
+        )
+
+
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"lora_bias": True}])
 def test_an_adapter_that_is_more_than_lora_is_not_computed_wrongly(more: dict[str, Any]) -> None:
     model = make("Llama, with biases")
