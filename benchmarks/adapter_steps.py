@@ -15,12 +15,12 @@ import argparse
 import gc
 import json
 import statistics
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from timed_steps import gib, timed_steps
 
 from fp8core import engines
 from fp8core.conversion import convert
@@ -37,7 +37,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "amp": {"engine": "amp", "dtype": "bf16"},
 }
 TARGETS: dict[str, Any] = {"all": "linear", "qv": ["*.q_proj", "*.v_proj"]}
-WARM_UP, VOCABULARY = 3, 32000
+VOCABULARY = 32000
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Row:
     fuse: str
     tokens_a_second: float
     milliseconds: tuple[float, ...]
-    peak_gib: float
+    peak_gib: float | None
     loss: float
     fused: int
     """How many of the blocks are, wholly."""
@@ -108,39 +108,25 @@ def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=not arguments.small)
     batch = batch_of(arguments, device)
-    if not arguments.small:
-        torch.cuda.reset_peak_memory_stats()
-    times, loss = [], torch.zeros(())
-    for _ in range(WARM_UP + arguments.steps):
-        _wait(device)
-        began = time.perf_counter()
-        with engine.training_context():
-            inputs = {**fused_inputs(model, batch, engine.compute_dtype), "use_cache": False}
-            logits = model(**inputs).logits.view(-1, VOCABULARY)
-            loss = loss_of(logits, batch.labels.view(-1)) / batch.target_count
-        loss.backward()
-        engine.after_backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        _wait(device)
-        times.append(time.perf_counter() - began)
-    kept = times[WARM_UP:]
+
+    def loss_of_step() -> torch.Tensor:
+        inputs = {**fused_inputs(model, batch, engine.compute_dtype), "use_cache": False}
+        logits = model(**inputs).logits.view(-1, VOCABULARY)
+        loss: torch.Tensor = loss_of(logits, batch.labels.view(-1)) / batch.target_count
+        return loss
+
+    kept, peak, loss = timed_steps(engine, optimizer, loss_of_step, arguments.steps)
     fusion = report.fusion
     return Row(
         name,
         targets,
         fuse,
-        batch.input_ids.numel() / statistics.median(kept),
-        tuple(round(1000 * each, 2) for each in kept),
-        0.0 if arguments.small else torch.cuda.max_memory_allocated() / 2**30,
-        float(loss.detach()),
+        1000 * batch.input_ids.numel() / statistics.median(kept),
+        tuple(round(each, 2) for each in kept),
+        peak,
+        loss,
         0 if fusion is None else sum(row.reason is None for row in fusion.rows),
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:
@@ -163,7 +149,7 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"{name:4} {targets:4} fuse {fuse:5} {row.tokens_a_second:9.0f} tokens/s "
-                    f"{statistics.median(row.milliseconds):8.2f} ms {row.peak_gib:6.2f} GiB  "
+                    f"{statistics.median(row.milliseconds):8.2f} ms {gib(row.peak_gib)}  "
                     f"loss {row.loss:.4f}  {row.fused} blocks fused",
                     flush=True,
                 )

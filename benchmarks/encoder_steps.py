@@ -15,12 +15,12 @@ import argparse
 import gc
 import json
 import statistics
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from timed_steps import gib, timed_steps
 from torch import Tensor
 
 from fp8core import engines
@@ -35,7 +35,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "amp": {"engine": "amp", "dtype": "bf16"},
     "te": {"engine": "te"},
 }
-DOCUMENTS, WARM_UP, VOCABULARY = 6, 3, 30522
+DOCUMENTS, VOCABULARY = 6, 30522
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Row:
     dropout: float
     tokens_a_second: float
     milliseconds: tuple[float, ...]
-    peak_gib: float
+    peak_gib: float | None
     loss: float
 
 
@@ -107,37 +107,21 @@ def measured(name: str, fuse: str, dropout: float, arguments: argparse.Namespace
     loss_of = plain_cross_entropy if isinstance(found, str) else found
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=not arguments.small)
     batch = batch_of(arguments.rows, arguments.length, device)
-    if not arguments.small:
-        torch.cuda.reset_peak_memory_stats()
-    times, loss = [], torch.zeros(())
-    for _ in range(WARM_UP + arguments.steps):
-        _wait(device)
-        began = time.perf_counter()
-        with engine.training_context():
-            logits: Tensor = model(**fused_inputs(model, batch, engine.compute_dtype)).logits
-            loss = loss_of(logits.view(-1, VOCABULARY), batch.labels.view(-1)) / batch.target_count
-        loss.backward()
-        engine.after_backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        _wait(device)
-        times.append(time.perf_counter() - began)
-    kept = times[WARM_UP:]
-    peak = 0.0 if arguments.small else torch.cuda.max_memory_allocated() / 2**30
+
+    def loss_of_step() -> Tensor:
+        logits: Tensor = model(**fused_inputs(model, batch, engine.compute_dtype)).logits
+        return loss_of(logits.view(-1, VOCABULARY), batch.labels.view(-1)) / batch.target_count
+
+    kept, peak, loss = timed_steps(engine, optimizer, loss_of_step, arguments.steps)
     return Row(
         name,
         fuse,
         dropout,
-        batch.input_ids.numel() / statistics.median(kept),
-        tuple(round(1000 * each, 2) for each in kept),
+        1000 * batch.input_ids.numel() / statistics.median(kept),
+        tuple(round(each, 2) for each in kept),
         peak,
-        float(loss.detach()),
+        loss,
     )
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def main() -> None:
@@ -158,7 +142,7 @@ def main() -> None:
                 rows.append(row)
                 print(
                     f"{name:4} fuse {fuse:4} dropout {dropout:g}: {row.tokens_a_second:9,.0f} tok/s"
-                    f"  {row.peak_gib:5.1f} GiB  loss {row.loss:.3f}",
+                    f"  {gib(row.peak_gib)}  loss {row.loss:.3f}",
                     flush=True,
                 )
                 if arguments.out is not None:
