@@ -15,9 +15,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from octrain.local.commands import STACK_VARIABLE
-from octrain.local.processes import POLL_SECONDS, descendants, is_alive, processes
+from octrain.local.processes import POLL_SECONDS, descendants, is_alive, processes, runs_a_program
 
 _PROGRAMS = (b"octrain_worker", b"fp8core", b"octrain_api")
+_LOADING_SECONDS = 0.05
 
 
 def processes_of(data_dir: Path, spared: Collection[int] = ()) -> list[int]:
@@ -27,7 +28,8 @@ def processes_of(data_dir: Path, spared: Collection[int] = ()) -> list[int]:
     for pid in processes():
         if pid == os.getpid() or pid in spared or not is_alive(pid):
             continue
-        if mark in _read(pid, "environ").split(b"\0") or _names(data_dir, _read(pid, "cmdline")):
+        environment, command = _started_with(pid)
+        if mark in environment.split(b"\0") or _names(data_dir, command):
             found.add(pid)
             found.update(descendants(pid))
     return sorted(found - set(spared) - {os.getpid()})
@@ -56,6 +58,24 @@ def _names(data_dir: Path, command: bytes) -> bool:
     folder = str(data_dir).encode()
     ours = any(word.startswith(_PROGRAMS) for word in words)
     return ours and any(w == folder or w.startswith(folder + b"/") for w in words)
+
+
+def _started_with(pid: int) -> tuple[bytes, bytes]:
+    """Environment and command line, empty where they are not ours to read.
+
+    Of a program that is being loaded the kernel shows neither for a moment after ``exec`` (Linux,
+    ``create_elf_tables`` in fs/binfmt_elf.c), as of a thread of its own: such a one is read again,
+    or it would outlive the stack.
+    """
+    deadline = time.monotonic() + _LOADING_SECONDS
+    while True:
+        environment, command = _read(pid, "environ"), _read(pid, "cmdline")
+        # The command line is shown first, so one without an environment is looked at once more.
+        if command and not environment:
+            environment = _read(pid, "environ")
+        if environment or command or time.monotonic() > deadline or not runs_a_program(pid):
+            return environment, command
+        time.sleep(0.001)
 
 
 def _read(pid: int, name: str) -> bytes:

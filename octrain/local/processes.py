@@ -27,6 +27,7 @@ from octrain.local.errors import LocalStackError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _CLONE_NEWUSER = 0x10000000
+_PF_KTHREAD = 0x00200000  # Linux, include/linux/sched.h
 POLL_SECONDS = 0.01
 
 
@@ -217,6 +218,16 @@ def process_state(pid: int) -> str | None:
 def is_alive(pid: int) -> bool:
     """Whether the process exists and is no zombie (a PID 1 that does not reap leaves those)."""
     return process_state(pid) not in (None, "Z", "X")
+
+
+def runs_a_program(pid: int) -> bool:
+    """Whether the process lives and is no thread of the kernel's own."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    fields = stat.rpartition(")")[2].split()
+    return fields[0] not in ("Z", "X") and not int(fields[6]) & _PF_KTHREAD
 
 
 def processes() -> Iterator[int]:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import cast
@@ -98,7 +99,10 @@ def test_a_process_that_is_left_is_seen(tmp_path: Path) -> None:
         ["sleep", "60"], env={STACK_VARIABLE: str(tmp_path)}, start_new_session=True
     )
     try:
-        watch.look()
+        # Popen returns when exec closes its pipe, a moment before the new environment can be read.
+        deadline = time.monotonic() + 10.0
+        while not watch.seen and time.monotonic() < deadline:
+            watch.look()
         assert (watch.seen, watch.living()) == (1, [left.pid])
     finally:
         left.kill()

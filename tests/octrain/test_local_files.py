@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from octrain.cli.render import duration, least, number, size, sparkline
+from octrain.local.commands import STACK_VARIABLE
 from octrain.local.errors import DataFolderInUse, LocalStackError
 from octrain.local.leftovers import end_leftovers, processes_of
 from octrain.local.logs import rotate
@@ -119,6 +120,24 @@ def test_leftovers_are_found_with_their_descendants_and_nobody_else(tmp_path: Pa
         for process in (trainer, reader, neighbour):
             process.kill()
             process.wait()
+
+
+def test_a_leftover_is_found_while_its_program_is_still_being_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Popen returns a moment before the kernel shows the new program's environment, so of many
+    that are looked at first of all some show none yet.
+    """
+    for _ in range(800):
+        child = subprocess.Popen(["sleep", "60"], env={STACK_VARIABLE: str(tmp_path)})
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(os, "listdir", lambda _, pid=child.pid: [str(pid)])
+                found = processes_of(tmp_path)
+        finally:
+            child.kill()
+            child.wait()
+        assert found == [child.pid]
 
 
 def test_a_taken_port_is_refused_with_what_to_do(tmp_path: Path) -> None:

@@ -311,6 +311,23 @@ class TestProcesses:
         assert child.wait() == -9
         child.stdout.close()
 
+    def test_found_while_its_program_is_still_being_loaded(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Popen returns a moment before the kernel shows the new program's environment, so of
+        many that are looked at first of all some show none yet.
+        """
+        for number in range(800):
+            child = subprocess.Popen(["sleep", "60"], env={"OCTRAIN_TEST": str(number)})
+            try:
+                with monkeypatch.context() as patch:
+                    patch.setattr(os, "listdir", lambda _, pid=child.pid: [str(pid)])
+                    found = [one.pid for one in with_environment("OCTRAIN_TEST", str(number))]
+            finally:
+                child.kill()
+                child.wait()
+            assert found == [child.pid]
+
 
 class TestGpuMemory:
     """A stand-in for NVML: this machine need not have a GPU."""

@@ -32,6 +32,8 @@ __all__ = [
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_PF_KTHREAD = 0x00200000  # Linux, include/linux/sched.h
+_LOADING_SECONDS = 0.05
 # Loaded at import: between fork and exec nothing may be loaded.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _DEAD = frozenset({"Z", "X", "x"})
@@ -46,6 +48,7 @@ class Process:
     session: int
     state: str
     start_ticks: int
+    of_kernel: bool = False
 
     @property
     def dead(self) -> bool:
@@ -66,6 +69,7 @@ def read_process(pid: int) -> Process | None:
         session=int(fields[3]),
         state=fields[0],
         start_ticks=int(fields[19]),
+        of_kernel=bool(int(fields[6]) & _PF_KTHREAD),
     )
 
 
@@ -97,11 +101,7 @@ def with_environment(name: str, value: str) -> list[Process]:
     for process in _all_processes():
         if process.dead or process.pid == os.getpid():
             continue
-        try:
-            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if wanted in environment.split(b"\0"):
+        if wanted in _environment(process).split(b"\0"):
             found.append(process)
     return found
 
@@ -168,6 +168,30 @@ def die_with_parent(parent: int) -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
+
+
+def _environment(process: Process) -> bytes:
+    """What the process was started with; empty when it is gone or not ours to read.
+
+    While the kernel loads a program it shows neither environment nor command line, for a moment
+    after ``exec`` has closed the old one's descriptors (Linux, ``begin_new_exec`` in fs/exec.c and
+    ``create_elf_tables`` in fs/binfmt_elf.c). Such a process is read again: passed by, it would
+    outlive what looks for it. One that was given neither costs ``_LOADING_SECONDS``.
+    """
+    deadline = time.monotonic() + _LOADING_SECONDS
+    loaded = False
+    while True:
+        try:
+            environment = Path(f"/proc/{process.pid}/environ").read_bytes()
+            if environment or loaded or process.of_kernel or time.monotonic() > deadline:
+                return environment
+            # It may have been loaded since, so what this says holds for the next look alone.
+            loaded = bool(Path(f"/proc/{process.pid}/cmdline").read_bytes())
+        except OSError:
+            return b""
+        if not is_alive(process.pid, process.start_ticks):
+            return b""
+        time.sleep(0.001)
 
 
 def _all_processes() -> Iterable[Process]:
