@@ -1,13 +1,15 @@
 """A job through the service beside the bare training loop: tokens a second of the same steps.
 
-    python benchmarks/service_overhead.py [--shape small] [--steps 42] [--repeats 3]
+    python benchmarks/service_overhead.py [--shape small] [--steps 42] [--repeats 3] [--apart]
 
 The service is the whole local stack: API, controller, Postgres, Valkey and a node's worker, on this
 machine. Its jobs report metrics of every step, FP8 health every ten, and stream their logs, which
 a client follows. The bare loop is ``python -m fp8core train`` of the same spec, reporting every
-sixth step, without health and nobody reading. Both in turn, ``--repeats`` times; of each the median
-of the runs. A run's speed is that of the clock between the reports of its twelfth step, when the
-first with health is past, and of the sixth before its last, so that nothing between is left out.
+sixth step, without health and nobody reading. ``--apart`` adds the bare loop with all the service's
+telemetry, still with nobody reading, which tells what of the difference is telemetry and what is
+the service. All in turn, ``--repeats`` times; of each the median of the runs. A run's speed is that
+of the clock between the reports of its twelfth step, when the first with health is past, and of the
+sixth before its last, so that nothing between is left out.
 
 ``small`` is for a CPU: `emulated`, one thread for each trainer (two cores at least, or the servers
 take the trainer's time). The others need a GPU: te's delayed scaling, 2 x 4096 tokens a step,
@@ -37,6 +39,11 @@ FROM = 2 * EVERY
 """The clock begins with this step: kernels of health are made at the tenth, once in a job."""
 
 LARGE = {"mlp": 8192, "kv_heads": 8, "vocabulary": 128256}
+SPARSE = {"log_every_steps": EVERY, "fp8_every_steps": 0}
+FULL = {"log_every_steps": 1, "fp8_every_steps": 10}
+
+SERVED, BARE, BARE_WITH_TELEMETRY = "through the service", "bare loop", "bare loop, all telemetry"
+
 SHAPES: dict[str, dict[str, int]] = {
     "small": {"hidden": 256, "mlp": 704, "layers": 4, "heads": 4, "kv_heads": 4, "vocabulary": 272},
     "1b": {**LARGE, "hidden": 2048, "layers": 16, "heads": 32},
@@ -89,11 +96,10 @@ def seconds_of_a_step(reported: dict[int, float], steps: int) -> float:
     return (reported[steps - EVERY] - reported[FROM]) / (steps - EVERY - FROM)
 
 
-def bare(shape: str, steps: int, folder: Path) -> float:
+def bare(shape: str, steps: int, folder: Path, telemetry: dict[str, Any]) -> float:
     """Seconds of a step."""
     folder.mkdir()
     spec = folder / "spec.json"
-    telemetry = {"log_every_steps": EVERY, "fp8_every_steps": 0}
     spec.write_text(json.dumps(spec_of(shape, steps, telemetry)))
     command = [sys.executable, "-m", "fp8core", "train", str(spec)]
     subprocess.run(
@@ -112,9 +118,8 @@ def bare(shape: str, steps: int, folder: Path) -> float:
 
 def served(stack: LocalStack, shape: str, steps: int) -> float:
     """Seconds of a step of a job that reports all there is, and whose logs are followed."""
-    telemetry = {"log_every_steps": 1, "fp8_every_steps": 10}
     with Client(stack.url, stack.api_key) as client, ThreadPoolExecutor(1) as reader:
-        job = client.jobs.create(spec_of(shape, steps, telemetry))
+        job = client.jobs.create(spec_of(shape, steps, FULL))
         lines = reader.submit(lines_of, stack, job.id)
         job.wait()
         if job.status != "succeeded":
@@ -141,11 +146,13 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="small")
     parser.add_argument("--steps", type=int, default=42)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="the bare loop with telemetry too")
     chosen = parser.parse_args()
     if chosen.steps % EVERY or chosen.steps <= FROM + EVERY:
         parser.error(f"--steps must be a multiple of {EVERY}, and more than {FROM + EVERY}")
     rows, length = batch_of(chosen.shape)
-    seconds: dict[str, list[float]] = {"through the service": [], "bare loop": []}
+    names = [SERVED, *([BARE_WITH_TELEMETRY] if chosen.apart else []), BARE]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     with tempfile.TemporaryDirectory(prefix="octrain-overhead-") as temporary:
         stack = LocalStack(Path(temporary) / "stack", environment={"OMP_NUM_THREADS": "1"})
         with stack:
@@ -154,11 +161,12 @@ def main() -> None:
             for number in range(chosen.repeats):
                 for name, found in seconds.items():
                     began = time.monotonic()
-                    if name == "bare loop":
-                        folder = Path(temporary) / str(number)
-                        found.append(bare(chosen.shape, chosen.steps, folder))
-                    else:
+                    if name == SERVED:
                         found.append(served(stack, chosen.shape, chosen.steps))
+                    else:
+                        folder = Path(temporary) / f"{name} {number}"
+                        telemetry = SPARSE if name == BARE else FULL
+                        found.append(bare(chosen.shape, chosen.steps, folder, telemetry))
                     print(
                         f"{name}: {found[-1] * 1000:.2f} ms a step "
                         f"({time.monotonic() - began:.0f} s in all)",
@@ -168,8 +176,9 @@ def main() -> None:
     for name, found in seconds.items():
         speeds = ", ".join(f"{rows * length / value:,.0f}" for value in found)
         print(f"{name}: {medians[name] * 1000:.2f} ms a step, {speeds} tokens/s")
-    ratio = medians["bare loop"] / medians["through the service"]
-    print(f"through the service: {ratio:.4f} of the bare loop's tokens a second")
+    for name in names[:-1]:
+        share = medians[BARE] / medians[name]
+        print(f"{name}: {share:.4f} of the bare loop's tokens a second")
 
 
 if __name__ == "__main__":

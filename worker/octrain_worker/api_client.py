@@ -63,7 +63,8 @@ class ApiRefused(Exception):
 
 
 class StaleAttempt(Exception):
-    """The attempt is claimed by another supervisor, or has ended: nothing may be written to it."""
+    """The attempt is claimed by another supervisor, has ended, or is not known: nothing may be
+    written to it."""
 
 
 class SequenceGap(Exception):
@@ -350,6 +351,8 @@ class ApiClient:
             if isinstance(expected, int):
                 raise SequenceGap(expected)
             raise StaleAttempt(message)
+        if _is_unknown_attempt(path, response.status_code, problem):
+            raise StaleAttempt(message)
         raise ApiRefused(response.status_code, f"POST {path}: {message}")
 
 
@@ -376,6 +379,13 @@ def retrying(
             stop.wait(pause)
             delay = min(delay * 2, longest_delay)
     return None
+
+
+def _is_unknown_attempt(path: str, status: int, problem: Mapping[str, Any]) -> bool:
+    """Whether the API itself says that it has no such attempt of this node: its database was
+    restored from before, perhaps. What a proxy answers while it finds no API says nothing."""
+    said = str(problem.get("type", ""))
+    return status == 404 and path.startswith("/attempts/") and said.endswith("/problems/not-found")
 
 
 def _problem(response: httpx.Response) -> dict[str, Any]:

@@ -29,18 +29,21 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from octrain_worker.clock import boot_id
 from octrain_worker.supervisor.process_tree import is_alive, read_process
 
-__all__ = ["AttemptFolder", "SupervisorRecord", "read_json", "write_private"]
+__all__ = ["AttemptFolder", "SupervisorRecord", "is_attempt_id", "read_json", "write_private"]
 
 _RESERVE_BYTES = 1 << 20
+_ID = re.compile(r"att_[0-9a-z_]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,23 @@ class AttemptFolder:
         self._record = path / "supervisor.json"
         self._lock = path / "supervisor.lock"
 
+    @classmethod
+    def of(cls, attempts: Path, attempt_id: str) -> AttemptFolder:
+        """The folder of this attempt among those of all.
+
+        Raises ``ValueError`` for what is no attempt's id: it would lead to another place.
+        """
+        if not is_attempt_id(attempt_id):
+            raise ValueError(f"{attempt_id!r} is not the id of an attempt")
+        return cls(attempts / attempt_id)
+
+    @classmethod
+    def all_in(cls, attempts: Path) -> Iterator[AttemptFolder]:
+        """Those that are there. Whatever else lies beside them is nobody's here: left alone."""
+        for path in sorted(attempts.iterdir()):
+            if is_attempt_id(path.name) and path.is_dir() and not path.is_symlink():
+                yield cls(path)
+
     @property
     def attempt_id(self) -> str:
         return self.path.name
@@ -141,11 +161,17 @@ class AttemptFolder:
         write_private(self._record, asdict(record))
 
     def read_record(self) -> SupervisorRecord | None:
+        """None where there is none, or what there is cannot be one of any version."""
         value = read_json(self._record)
-        return SupervisorRecord(**value) if value is not None else None
+        if not isinstance(value, dict):
+            return None
+        names = {field.name for field in fields(SupervisorRecord)}
+        if not names <= value.keys():
+            return None
+        return SupervisorRecord(**{name: value[name] for name in names})
 
     def finish(self, how: str) -> None:
-        """Nothing is left to do. ``how``: reported, disowned or refused. Gives the disk space back;
+        """Nothing is left to do. ``how``: reported or disowned. Gives the disk space back;
         the small files stay to be looked at until pruned."""
         value = {"how": how, "time": time.time()}
         try:
@@ -158,11 +184,16 @@ class AttemptFolder:
     def remove_bulk(self) -> None:
         """Removes what is large."""
         self.release_reserve()
-        for folder in (self.work, self.model, self.uploads, self.spool):
+        for folder in (self.work, self.model, self.dataset, self.uploads, self.spool):
             shutil.rmtree(folder, ignore_errors=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def is_attempt_id(value: object) -> bool:
+    """Whether this is written as the API writes ids of attempts: a plain name of a folder."""
+    return isinstance(value, str) and _ID.fullmatch(value) is not None
 
 
 def write_private(target: Path, value: Any) -> None:

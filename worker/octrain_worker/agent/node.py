@@ -23,6 +23,7 @@ from octrain_worker.api_client import (
     PlacedAttempt,
     Registration,
 )
+from octrain_worker.attempt_folder import is_attempt_id
 from octrain_worker.capabilities import EngineProbe, Gpu, find_gpus
 from octrain_worker.clock import boot_id
 from octrain_worker.settings import WorkerSettings
@@ -61,6 +62,7 @@ class Node:
         self._description: dict[str, Any] = {}
         self._supervisors: Supervisors | None = None
         self._registration: Registration | None = None
+        self._draining = False
 
     @property
     def queue(self) -> str:
@@ -118,6 +120,10 @@ class Node:
         assert self._supervisors is not None
         if self.stopping:
             return  # the relay sends it again
+        if not is_attempt_id(attempt_id):
+            # Whoever can write to the broker must not be able to name folders of this machine.
+            logger.error("a message is passed over: %.200r is no attempt's id", attempt_id)
+            return
         assignment = Assignment(attempt_id, job_id, attempt, traceparent)
         handle: Handle | None = self._supervisors.start(assignment)
         if handle is None or not handle.waited_for.acquire(blocking=False):
@@ -210,34 +216,35 @@ class Node:
 
     def _beat(self) -> None:
         assert self._registration is not None
-        assert self._supervisors is not None
-        draining = False
         remover = LeftoverRemover(self._settings.artifact_url)
         while not self._stopping.wait(self._registration.heartbeat_interval_seconds):
             try:
-                removed = remover.done()
-                answer = self._client.node_heartbeat(
-                    self._registration.node_id, self._supervisors.active(), removed
-                )
+                self._beat_once(self._registration.node_id, remover)
             except ApiUnavailable as error:
                 logger.warning("node heartbeat: %s", error)
-                continue
             except ApiRefused as error:
                 logger.error("node heartbeat: %s", error)
                 if error.status == 404:
                     self._register_again()
-                continue
-            if (answer.wanted == "drain") != draining:
-                draining = not draining
-                logger.info(
-                    "the node drains: it is given no more jobs"
-                    if draining
-                    else "the node drains no more"
-                )
-                self._supervisors.keep_spare(not draining)
-            remover.told(removed)
-            remover.take(answer.leftovers)
-            self._start_missed(answer.placed)
+            except Exception:  # without this thread the node would be taken for lost
+                logger.exception("a heartbeat of the node failed")
+
+    def _beat_once(self, node_id: str, remover: LeftoverRemover) -> None:
+        assert self._supervisors is not None
+        removed = remover.done()
+        answer = self._client.node_heartbeat(node_id, self._supervisors.active(), removed)
+        draining = answer.wanted == "drain"
+        if draining != self._draining:
+            self._draining = draining
+            logger.info(
+                "the node drains: it is given no more jobs"
+                if draining
+                else "the node drains no more"
+            )
+            self._supervisors.keep_spare(not draining)
+        remover.told(removed)
+        remover.take(answer.leftovers)
+        self._start_missed(answer.placed)
 
     def _start_missed(self, placed: list[PlacedAttempt]) -> None:
         """Begins attempts whose message did not come: the broker may be away, or the connection to
@@ -249,7 +256,7 @@ class Node:
             logger.warning("attempt %s is begun without its message", one.attempt_id)
             try:
                 self._supervisors.start(Assignment(one.attempt_id, one.job_id, one.attempt))
-            except OSError:
+            except (OSError, ValueError):
                 logger.exception("attempt %s cannot be begun", one.attempt_id)
 
     def _register_again(self) -> None:
@@ -272,5 +279,5 @@ class Node:
                 if time.monotonic() - swept_at > _SWEEP_SECONDS:
                     swept_at = time.monotonic()
                     self._supervisors.remove_finished()
-            except OSError:
+            except Exception:  # without this thread nobody would close what the dead have left
                 logger.exception("the supervisors could not be looked after this time")

@@ -62,7 +62,7 @@ class Planner:
                 # An API older than this worker has no such questions.
                 logger.warning("the planner is refused: %s", error)
                 self._stopping.wait(12 * _PAUSE_SECONDS)
-            except OSError:
+            except Exception:  # one odd spec must not keep all others from being planned
                 logger.exception("a spec could not be planned")
                 self._stopping.wait(_PAUSE_SECONDS)
 
@@ -99,6 +99,7 @@ def _run(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=environment,
         cwd=folder,
         start_new_session=True,

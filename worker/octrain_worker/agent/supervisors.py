@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 _SUCCESSOR_DELAYS = (0.0, 2.0, 10.0, 30.0, 60.0)
 _OVERDUE_SECONDS = 1.0
+# In which an idle supervisor ends its spare trainer and itself.
+_IDLE_SECONDS = 3.0
 _KEEP_FINISHED_SECONDS = 7 * 86400.0
 _KEEP_LOG_BYTES = 16 << 20
 
@@ -86,12 +88,15 @@ class Supervisors:
 
     def start(self, assignment: Assignment) -> Handle | None:
         """Has this attempt supervised; None when it has had its run here. Asking again for one
-        that is supervised answers with the supervisor it has."""
+        that is supervised answers with the supervisor it has.
+
+        Raises ``ValueError`` for what is no attempt's id.
+        """
         with self._lock:
             handle = self._handles.get(assignment.attempt_id)
             if handle is not None and handle.alive:
                 return handle
-            folder = AttemptFolder(self._settings.attempts_folder / assignment.attempt_id)
+            folder = self._folder(assignment.attempt_id)
             if folder.finished.exists():
                 return None
             adopted = self._adopt(folder)
@@ -108,8 +113,7 @@ class Supervisors:
     def adopt_all(self) -> None:
         """Takes up what an earlier agent of this data folder left: to be called once, at start."""
         with self._lock:
-            for path in sorted(self._settings.attempts_folder.iterdir()):
-                folder = AttemptFolder(path)
+            for folder in AttemptFolder.all_in(self._settings.attempts_folder):
                 if folder.finished.exists():
                     continue
                 record = folder.read_record()
@@ -119,13 +123,14 @@ class Supervisors:
                     self._successors[folder.attempt_id] = (0, 0.0)
 
     def remove_finished(self) -> None:
-        """Removes the folders of attempts that were closed a week ago: their logs and small files,
-        for what is large goes when they are closed."""
-        for path in self._settings.attempts_folder.iterdir():
-            folder = AttemptFolder(path)
+        """Removes what attempts that are closed have left: the folder of one that was closed a week
+        ago, of others what is large and went not, for their supervisors were killed over it."""
+        for folder in AttemptFolder.all_in(self._settings.attempts_folder):
             with contextlib.suppress(FileNotFoundError):
                 if time.time() - folder.finished.stat().st_mtime > _KEEP_FINISHED_SECONDS:
                     folder.remove()
+                elif folder.attempt_id not in self.active():
+                    folder.remove_bulk()
 
     def tick(self) -> None:
         """One look at everything; to be called a few times a second."""
@@ -180,7 +185,7 @@ class Supervisors:
 
     def _note_shutdown(self, handle: Handle) -> None:
         """For a successor: a supervisor that does not survive this was ended by us, not lost."""
-        folder = AttemptFolder(self._settings.attempts_folder / handle.assignment.attempt_id)
+        folder = self._folder(handle.assignment.attempt_id)
         try:
             write_private(folder.shutdown, {"time": time.time()})
         except OSError as error:
@@ -209,7 +214,7 @@ class Supervisors:
     def _after_end(self, attempt_id: str, handle: Handle) -> None:
         del self._handles[attempt_id]
         handle.ended.set()
-        folder = AttemptFolder(self._settings.attempts_folder / attempt_id)
+        folder = self._folder(attempt_id)
         if folder.finished.exists() or folder.read_record() is None:
             self._successors.pop(attempt_id, None)
             return
@@ -220,7 +225,7 @@ class Supervisors:
 
     def _succeed(self, attempt_id: str) -> None:
         tries, _ = self._successors[attempt_id]
-        folder = AttemptFolder(self._settings.attempts_folder / attempt_id)
+        folder = self._folder(attempt_id)
         record = folder.read_record()
         if record is None or folder.finished.exists():
             del self._successors[attempt_id]
@@ -229,7 +234,7 @@ class Supervisors:
         self._start_successor(Assignment(attempt_id, record.job_id, record.attempt))
 
     def _start_successor(self, assignment: Assignment) -> Handle:
-        folder = AttemptFolder(self._settings.attempts_folder / assignment.attempt_id)
+        folder = self._folder(assignment.attempt_id)
         # The dead supervisor's: its trainer died with it, and the successor starts none.
         folder.lease.unlink(missing_ok=True)
         command = [
@@ -242,7 +247,7 @@ class Supervisors:
 
     def _end_overdue(self, attempt_id: str, handle: Handle) -> None:
         """A supervisor that is frozen cannot stop its trainer at the lease's end: this does."""
-        folder = AttemptFolder(self._settings.attempts_folder / attempt_id)
+        folder = self._folder(attempt_id)
         lease = read_json(folder.lease)
         if lease is None or lease.get("boot") != boot_id():
             return
@@ -252,7 +257,7 @@ class Supervisors:
 
     def _kill(self, handle: Handle) -> None:
         send_signal(handle.process, signal.SIGKILL)
-        folder = AttemptFolder(self._settings.attempts_folder / handle.assignment.attempt_id)
+        folder = self._folder(handle.assignment.attempt_id)
         record = folder.read_record()
         if record is not None:
             end_processes(lambda: with_environment(MARKER, record.marker), grace=0.0, patience=5.0)
@@ -273,9 +278,16 @@ class Supervisors:
 
     def _drop_idle(self) -> None:
         child, self._idle = self._idle, None
-        if child is not None:
-            assert child.stdin is not None
-            child.stdin.close()
+        if child is None:
+            return
+        assert child.stdin is not None
+        child.stdin.close()
+        try:
+            child.wait(_IDLE_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Whoever waits holds up the node's heartbeats and its shutdown. Its trainer dies too.
+            logger.error("the idle supervisor %d does not end, it is killed", child.pid)
+            child.kill()
             child.wait()
 
     def _spawn_idle(self) -> subprocess.Popen[bytes]:
@@ -292,6 +304,9 @@ class Supervisors:
                 env=self._settings.environment(),
                 start_new_session=True,
             )
+
+    def _folder(self, attempt_id: str) -> AttemptFolder:
+        return AttemptFolder.of(self._settings.attempts_folder, attempt_id)
 
     def _log(self) -> IO[bytes]:
         path = self._settings.node.data_dir / "supervisors.log"

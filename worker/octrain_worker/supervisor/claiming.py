@@ -17,12 +17,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Claimed:
-    """The API's answer and the boot time before it was asked for. Without an answer ``disowned``
-    says whether the API gave the attempt to somebody else, or ended it."""
+    """The API's answer and the boot time before it was asked for. Without a claim ``disowned``
+    says whether the API gave the attempt to somebody else, or ended it, and ``unsure`` whether a
+    request stayed without an answer: it may have claimed the attempt."""
 
     claim: Claim | None
     sent_at: float = 0.0
     disowned: bool = False
+    unsure: bool = False
 
 
 def claim_attempt(
@@ -42,6 +44,7 @@ def claim_attempt(
     """
     give_up_at = boot_time() + patience
     stop = threading.Event()
+    unsure = False
 
     def ask() -> Claimed:
         sent_at = boot_time()
@@ -49,6 +52,8 @@ def claim_attempt(
         return Claimed(claim, sent_at)
 
     def failed(error: Exception, _pause: float) -> None:
+        nonlocal unsure
+        unsure = True
         logger.warning("claim: %s", error)
         if boot_time() > give_up_at or wakeup.terminations:
             stop.set()
@@ -60,5 +65,5 @@ def claim_attempt(
         return Claimed(None, disowned=True)
     except ApiRefused as error:
         logger.error("claim refused: %s", error)
-        return Claimed(None)
-    return answer or Claimed(None)
+        return Claimed(None, unsure=unsure)
+    return answer or Claimed(None, unsure=unsure)

@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_SECONDS = 0.05
 _REFUSED_SECONDS = 5.0
+_NOT_UNDERSTOOD = 422
 
 
 class ExitStatus(IntEnum):
@@ -126,6 +127,7 @@ class Closing:
 
     def _report(self, verdict: Verdict) -> ExitStatus:
         link = self._link
+        plain = False
         interrupted = threading.Event()
         self._watch_for_interruption(interrupted)
         while not interrupted.is_set():
@@ -138,8 +140,11 @@ class Closing:
                 link.disown(str(error))
                 return disowned(self._folder)
             except ApiRefused as error:
-                # A key that was withdrawn may be given back; the attempt is not lost for it.
                 logger.error("finish refused: %s", error)
+                if error.status == _NOT_UNDERSTOOD and not plain:
+                    plain, verdict = True, verdict.in_plain_words(str(error))
+                    continue
+                # A key that was withdrawn may be given back; the attempt is not lost for it.
                 interrupted.wait(_REFUSED_SECONDS)
                 continue
             if status is not None:

@@ -77,6 +77,7 @@ class Link:
         # Set when the threads are to end.
         self.closed = threading.Event()
         self.training = True
+        self._lease_file = threading.Lock()
         self._folder = folder
         self._interval = interval
         self._poke = poke
@@ -144,8 +145,9 @@ class Link:
 
     def end_of_training(self) -> None:
         """No process of the trainer lives: the lease no longer guards anything on this machine."""
-        self.training = False
-        self._folder.lease.unlink(missing_ok=True)
+        with self._lease_file:
+            self.training = False
+            self._folder.lease.unlink(missing_ok=True)
 
     def _beat(self) -> None:
         away_since: float | None = None
@@ -182,12 +184,16 @@ class Link:
             away_since, said, pause = None, False, self._interval
 
     def _write_lease(self) -> None:
-        if not self.training:
-            return
-        try:
-            write_private(self._folder.lease, {"ends_at": self.lease.ends_at, "boot": boot_id()})
-        except OSError as error:
-            # Only the agent's second look at a frozen supervisor needs it, and that must not take
-            # the last one for the present one.
-            logger.warning("the lease could not be written down: %s", error)
-            self._folder.lease.unlink(missing_ok=True)
+        # Written once more after the end of training it would never be renewed, and the agent would
+        # end this supervisor for it.
+        with self._lease_file:
+            if not self.training:
+                return
+            lease = {"ends_at": self.lease.ends_at, "boot": boot_id()}
+            try:
+                write_private(self._folder.lease, lease)
+            except OSError as error:
+                # Only the agent's second look at a frozen supervisor needs it, and that must not
+                # take the last one for the present one.
+                logger.warning("the lease could not be written down: %s", error)
+                self._folder.lease.unlink(missing_ok=True)

@@ -49,7 +49,7 @@ def supervise(settings: WorkerSettings, node_id: str, assignment: Assignment) ->
     """Supervises this attempt from now on: begins it, or closes it if it had begun before."""
     become_subreaper()
     wakeup = Wakeup()
-    folder = AttemptFolder(settings.attempts_folder / assignment.attempt_id)
+    folder = AttemptFolder.of(settings.attempts_folder, assignment.attempt_id)
     trainer = None
     trace = AttemptTrace()
     marker = str(uuid.uuid4())
@@ -74,7 +74,7 @@ def supervise_when_told(settings: WorkerSettings, node_id: str) -> ExitStatus:
         _end_everything(trainer)
         shutil.rmtree(spare, ignore_errors=True)
         return ExitStatus.DONE
-    folder = AttemptFolder(settings.attempts_folder / assignment.attempt_id)
+    folder = AttemptFolder.of(settings.attempts_folder, assignment.attempt_id)
     return _run(settings, node_id, wakeup, folder, assignment, trainer, marker, trace)
 
 

@@ -75,7 +75,24 @@ class Verdict:
         outcome, reason = Outcome(value["outcome"]), Reason(value["reason"])
         return cls(**{**value, "outcome": outcome, "reason": reason})
 
+    def in_plain_words(self, refusal: str) -> Verdict:
+        """The same for an API that does not understand it, being older than this worker perhaps:
+        with the most general reason. Without an end the attempt would keep its place for ever."""
+        return replace(
+            self,
+            reason=_PLAIN_REASONS[self.outcome],
+            detail=f"{self.reason}: {self.detail}\nTold as {_PLAIN_REASONS[self.outcome]}, for the "
+            f"API did not take that: {refusal}",
+            step=None,
+            exit_code=None,
+        )
 
+
+_PLAIN_REASONS = {
+    Outcome.SUCCEEDED: Reason.COMPLETED,
+    Outcome.FAILED: Reason.INTERNAL_ERROR,
+    Outcome.STOPPED: Reason.STOPPED_BY_REQUEST,
+}
 _REASON_OF_CODE: dict[int, Reason] = {
     ExitCode.INTERNAL_ERROR: Reason.INTERNAL_ERROR,
     ExitCode.SPEC_INVALID: Reason.SPEC_INVALID,

@@ -22,7 +22,7 @@ from octrain_worker.attempt_folder import (
     write_private,
 )
 from octrain_worker.settings import WorkerSettings
-from octrain_worker.supervisor.claiming import claim_attempt
+from octrain_worker.supervisor.claiming import Claimed, claim_attempt
 from octrain_worker.supervisor.closing import Closing, ExitStatus, disowned
 from octrain_worker.supervisor.collector import Collector, last_lines
 from octrain_worker.supervisor.device_metrics import DeviceMetrics
@@ -97,7 +97,7 @@ class Supervisor:
         )
         claim = claimed.claim
         if claim is None:
-            return self._give_up(disowned_by_api=claimed.disowned)
+            return self._give_up(claimed)
         # For an attempt that came without its message.
         self._trace.begin(claim.traceparent)
         self._trace.part("claim request", asked_at)
@@ -170,16 +170,18 @@ class Supervisor:
         )
         return closing.close(verdict)
 
-    def _give_up(self, *, disowned_by_api: bool) -> ExitStatus:
-        """No claim. An attempt that never began here leaves nothing; one that did stays for a
-        successor, unless the API disowned it."""
+    def _give_up(self, claimed: Claimed) -> ExitStatus:
+        """No claim. An attempt that is certainly not this node's and never began here leaves
+        nothing. One that may be, by a claim of a predecessor or one without an answer, stays for
+        a successor: nobody else could claim it, so it would last until its lease ends."""
         self._end_all(grace=0.0)
-        if not self._folder.started.exists():
-            self._folder.remove()
-            return ExitStatus.NOT_OURS
-        if disowned_by_api:
+        began = self._folder.started.exists()
+        if claimed.disowned and began:
             return disowned(self._folder)
-        return ExitStatus.LEFT_FOR_SUCCESSOR
+        if not claimed.disowned and (began or claimed.unsure or self._predecessor is not None):
+            return ExitStatus.LEFT_FOR_SUCCESSOR
+        self._folder.remove()
+        return ExitStatus.NOT_OURS
 
     def _train(self, claim: Claim, trainer: Trainer, intake: Intake) -> Verdict | None:
         """Watches the trainer to its end; None when the attempt was disowned."""
