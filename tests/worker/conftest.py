@@ -131,6 +131,8 @@ class ApiServer:
         self.leftovers: dict[str, dict[str, Any]] = {}
         self.away = False
         self.lose_answers = 0
+        self.not_found = {"type": "/problems/not-found", "detail": "There is no such attempt."}
+        self.unknown_reasons: set[str] = set()
         self.heartbeat_interval = 0.2
         self.refuse_records: Callable[[dict[str, Any]], bool] = lambda record: False
         self.requests: list[str] = []
@@ -198,7 +200,7 @@ class ApiServer:
             return 200, self._node_heartbeat(body)
         attempt = self.attempts.get(parts[1])
         if attempt is None:
-            return 404, {"detail": f"no attempt {parts[1]}"}
+            return 404, self.not_found
         if parts[2] == "claim":
             return self._claim(attempt, body)
         same = parts[2] == "finish" and attempt.finished == _without_token(body)
@@ -259,6 +261,8 @@ class ApiServer:
         return 200, {"artifact_id": f"art_{body['kind']}_{body['name']}"}
 
     def _finish(self, attempt: Attempt, body: dict[str, Any]) -> tuple[int, Any]:
+        if body["reason"] in self.unknown_reasons:
+            return 422, {"detail": f"/reason: {body['reason']} is none"}
         attempt.finished = _without_token(body)
         return 200, {"job_status": attempt.finished["outcome"]}
 

@@ -56,7 +56,7 @@ class Sender:
     def __init__(self, url: str) -> None:
         self._app = Celery("relay", broker=url)
 
-    def __call__(self, attempt_id: str) -> None:
+    def __call__(self, attempt_id: str | int) -> None:
         arguments = {"job_id": "job_1", "attempt_id": attempt_id, "attempt": 1}
         self._app.send_task(
             "octrain.run_attempt", kwargs=arguments, queue="node.node_1", retry=False
@@ -106,25 +106,52 @@ def test_samples_of_the_node_reach_the_api_and_its_job(
     until(lambda: job.finished, "the end of the job", 30)
 
 
+def spares_of(node: subprocess.Popen[bytes]) -> list[int]:
+    """The idle supervisors of a node."""
+    found = []
+    for one in descendants(node.pid):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
+            found += [one.pid] if b"--idle" in command and alive(one.pid) else []
+    return found
+
+
+@pytest.mark.parametrize("frozen", [False, True])
 def test_a_node_that_drains_no_more_keeps_a_spare_again(
-    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any]
+    workplace: Any, send: Sender, start_node: Any, until: Callable[..., Any], frozen: bool
 ) -> None:
+    """Also when the spare does not hear that it is not wanted."""
     node = start_node()
-
-    def spares() -> list[int]:
-        found = []
-        for one in descendants(node.pid):
-            with contextlib.suppress(OSError):
-                command = Path(f"/proc/{one.pid}/cmdline").read_bytes().split(b"\0")
-                found += [one.pid] if b"--idle" in command and alive(one.pid) else []
-        return found
-
-    (first,) = until(spares, "a spare", 60)
+    (first,) = until(lambda: spares_of(node), "a spare", 60)
+    if frozen:
+        os.kill(first, signal.SIGSTOP)
     workplace.api.node_wanted = "drain"
-    until(lambda: not spares(), "no spare while it drains", 60)
+    until(lambda: not spares_of(node), "no spare while it drains", 60)
     workplace.api.node_wanted = "run"
-    (second,) = until(spares, "a spare again", 60)
+    (second,) = until(lambda: spares_of(node), "a spare again", 60)
     assert second != first
+
+
+def test_a_message_leads_to_no_folder_but_an_attempts(
+    workplace: Any, tmp_path: Path, send: Sender, start_node: Any, until: Callable[..., Any]
+) -> None:
+    """Whoever writes to the broker could else have a folder of the machine removed; and what lies
+    beside the attempts (of a file system, or of a person) keeps no node from its work."""
+    victim, stray = tmp_path / "victim", workplace.data / "attempts" / "lost+found"
+    for folder in (victim, stray):
+        folder.mkdir(parents=True)
+        (folder / "kept").write_text("x")
+    (stray.parent / "notes.txt").write_text("x")
+    start_node()
+    for name in ("../../victim", str(victim), ".", 7):
+        send(name)
+    job = workplace.api.add("att_after", {"steps": 2})
+    send("att_after")
+    until(lambda: workplace.log().count("is no attempt's id") == 4, "the refusals", 30)
+    until(lambda: job.finished, "a job after them", 30)
+    for folder in (victim, stray):
+        assert [path.name for path in folder.iterdir()] == ["kept"]
+    assert (stray.parent / "notes.txt").exists()
 
 
 def test_runs_jobs_is_adopted_after_sigkill_and_shuts_down(

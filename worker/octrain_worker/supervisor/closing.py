@@ -7,6 +7,7 @@ for a successor.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from dataclasses import replace
@@ -132,10 +133,10 @@ class Closing:
         self._watch_for_interruption(interrupted)
         while not interrupted.is_set():
             try:
-                status = retrying(
-                    lambda: link.client.finish(link.attempt_id, link.token, verdict.as_json()),
-                    stop=interrupted,
+                report = functools.partial(
+                    link.client.finish, link.attempt_id, link.token, verdict.as_json()
                 )
+                status = retrying(report, stop=interrupted)
             except StaleAttempt as error:
                 link.disown(str(error))
                 return disowned(self._folder)
