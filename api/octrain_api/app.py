@@ -44,7 +44,7 @@ from octrain_api.nodes.metrics_endpoints import router as node_metrics
 from octrain_api.observability.measures import Measures
 from octrain_api.observability.middleware import RequestObserver
 from octrain_api.observability.scrape import Scrape
-from octrain_api.observability.tracing import make_tracing
+from octrain_api.observability.tracer import make_tracing
 from octrain_api.plans.endpoints import router as plans
 from octrain_api.query_names import refuse_unknown_names
 from octrain_api.rate_limits.limiter import RateLimiter

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fp8core.commands.error_lines import error_lines
 from fp8core.errors import exit_code_of
-from fp8core.spec import ExitCode, Reason, SpecInvalid
-from fp8core.training.outcome import as_training_error
+from fp8core.spec import ExitCode, SpecInvalid
 
-__all__ = ["error_lines", "main"]
+__all__ = ["main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,18 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # What is wrong with a spec is what validate was asked for.
             print(line, file=sys.stdout if parsed.command == "validate" else sys.stderr)
         return code
-
-
-def error_lines(error: BaseException) -> tuple[list[str], Reason]:
-    """What a person is told about an error, one line a problem, and its reason."""
-    if isinstance(error, SpecInvalid):
-        lines = [f"error: {problem}" for problem in error.problems]
-        return [" ".join(line.split()) for line in lines], Reason.SPEC_INVALID
-    known = as_training_error(error)
-    if known is not None:
-        return [f"error: {known.line}"], known.reason
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return [f"internal error: {text} (--debug shows where)"], Reason.INTERNAL_ERROR
 
 
 def _quieten_imports() -> None:

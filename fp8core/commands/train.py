@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from fp8core.commands.cli import error_lines
 from fp8core.commands.console import RunConsole, say
+from fp8core.commands.error_lines import error_lines
 from fp8core.commands.quiet import quieten_libraries
 from fp8core.commands.spec_file import read_spec_file
 from fp8core.errors import RankLost, TrainingError

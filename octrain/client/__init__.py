@@ -57,7 +57,6 @@ from octrain.client.models import (
     Problem,
     Progress,
     Readiness,
-    Series,
     StreamEvent,
     ValidationReport,
 )
@@ -74,6 +73,7 @@ from octrain.client.records import (
     Usage,
     Webhook,
 )
+from octrain.client.series import Series
 
 __all__ = [
     "ApiKey",

@@ -21,10 +21,10 @@ from octrain.client.models import (
     JobEvent,
     LogLine,
     MetricValue,
-    Series,
     StreamEvent,
 )
 from octrain.client.pages import each, items_of
+from octrain.client.series import Series
 from octrain.client.session import Session, one_time_key, with_query
 
 # The server holds a long poll at most this long.

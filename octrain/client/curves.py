@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from octrain.client.models import JobData, Series
+from octrain.client.models import JobData
+from octrain.client.series import Series
 
 _WIDTH, _HEIGHT, _MARGIN = 480, 120, 6
 _COLOURS = {"train/loss": "#2563eb", "eval/loss": "#d97706"}

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from octrain.client.errors import MissingExtra
-from octrain.client.models import Series
+from octrain.client.libraries import library
+from octrain.client.series import Series
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
+
+__all__ = ["Metrics", "metrics_of"]
 
 _COLUMNS = ("job_id", "name", "attempt", "step", "value")
 
@@ -22,10 +23,10 @@ class Metrics(list[Series]):
     def to_numpy(self) -> dict[str, np.ndarray]:
         """For each name a float64 array of shape [points, 2]: step, value; attempts joined in
         their order, and jobs too (``Series.to_numpy`` gives one apart). Needs numpy."""
-        numpy = _needed("numpy")
+        numpy = library("numpy")
         arrays: dict[str, list[Any]] = {}
         for series in self:
-            arrays.setdefault(series.name, []).append(series_to_numpy(series))
+            arrays.setdefault(series.name, []).append(series.to_numpy())
         return {name: numpy.concatenate(parts) for name, parts in arrays.items()}
 
     def to_pandas(self, *, wide: bool = False) -> pd.DataFrame:
@@ -34,7 +35,7 @@ class Metrics(list[Series]):
         ``wide`` gives one row a step and one column a metric instead (the values of the last
         attempt that has the step); of several jobs one a job and metric. Needs pandas.
         """
-        pandas = _needed("pandas")
+        pandas = library("pandas")
         frame: pd.DataFrame = pandas.DataFrame(self._columns(), columns=list(_COLUMNS))
         if not wide:
             return frame
@@ -47,7 +48,7 @@ class Metrics(list[Series]):
     def to_arrow(self) -> Any:
         """A ``pyarrow.Table`` with a row for each point: ``job_id``, ``name`` (strings),
         ``attempt``, ``step`` (int64) and ``value`` (float64). Needs pyarrow."""
-        pa = _needed("pyarrow")
+        pa = library("pyarrow")
         kinds = (pa.string(), pa.string(), pa.int64(), pa.int64(), pa.float64())
         schema = pa.schema(list(zip(_COLUMNS, kinds, strict=True)))
         return pa.table(self._columns(), schema=schema)
@@ -63,24 +64,6 @@ class Metrics(list[Series]):
         return columns
 
 
-def series_to_numpy(series: Series) -> np.ndarray:
-    """float64 array of shape [points, 2]: step, value."""
-    numpy = _needed("numpy")
-    array: np.ndarray = numpy.asarray(series.points, dtype=numpy.float64).reshape(-1, 2)
-    return array
-
-
 def metrics_of(found: Iterable[Any]) -> Metrics:
     """The series of an answer."""
     return Metrics(Series.model_validate(item) for item in found)
-
-
-def _needed(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise MissingExtra(
-            f"This needs {module}: pip install 'octrain[analysis]', or {module} alone."
-        ) from None

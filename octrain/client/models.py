@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
-
-if TYPE_CHECKING:
-    import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _number(value: Any) -> float:
@@ -127,40 +124,6 @@ class JobPart(Answer):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     spec: dict[str, Any] | None = None
-
-
-class Series(Answer):
-    """One metric of one attempt, as ``(step, value)`` pairs in the order of the steps.
-
-    ``buckets`` has columns instead (``first_step``, ``min``, ``max``, ``mean``, ``last``, ...), of
-    ``width`` steps each, where they were asked for.
-    """
-
-    job_id: str | None = None
-    name: str
-    attempt: int | None = None
-    points: list[tuple[Number, Number]] = Field(default_factory=list)
-    width: int | None = None
-    buckets: dict[str, list[Any]] | None = None
-
-    @field_validator("points", mode="before")
-    @classmethod
-    def _none_is_empty(cls, value: Any) -> Any:
-        return [] if value is None else value
-
-    @property
-    def steps(self) -> list[int]:
-        return [int(step) for step, _ in self.points]
-
-    @property
-    def values(self) -> list[float]:
-        return [value for _, value in self.points]
-
-    def to_numpy(self) -> np.ndarray:
-        """float64 array of shape [points, 2]: step, value. Needs numpy."""
-        from octrain.client.frames import series_to_numpy
-
-        return series_to_numpy(self)
 
 
 class MetricValue(Answer):

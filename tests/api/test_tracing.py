@@ -13,7 +13,8 @@ import pytest
 
 from octrain_api.app import create_app
 from octrain_api.controller.relay import CelerySender, relay
-from octrain_api.observability.tracing import make_tracing, sane_traceparent
+from octrain_api.observability.tracer import make_tracing
+from octrain_api.observability.tracing import sane_traceparent
 from octrain_api.settings import TracingSettings
 from tests.otlp import Collector
 

@@ -21,7 +21,8 @@ from octrain_api.idempotency.repository import IdempotencyRepository
 from octrain_api.listener import QUEUE_CHANNEL, wait_for
 from octrain_api.logs.retention import sweep as sweep_logs
 from octrain_api.migrate import check_schema
-from octrain_api.observability.tracing import Tracing, make_tracing
+from octrain_api.observability.tracer import make_tracing
+from octrain_api.observability.tracing import Tracing
 from octrain_api.plans.repository import PlanRepository
 from octrain_api.settings import Settings
 from octrain_api.tasks import end_tasks

@@ -4,8 +4,6 @@ The trace context of the request that made a job (W3C `traceparent`) is stored w
 with the message to the node, with the claim to the supervisor, and in the trainer's environment as
 `TRACEPARENT`. Spans of one job: the request, `relay` (placed to sent), `claim` (placed to claimed)
 and `first step` (claimed to the first training record).
-
-Without an endpoint nothing of OpenTelemetry is imported.
 """
 
 import re
@@ -14,8 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
-
-from octrain_api.settings import TracingSettings
 
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 Attributes = Mapping[str, str | int | float]
@@ -53,21 +49,6 @@ class Tracing:
 
     def close(self) -> None:
         """Send what has not been sent, within seconds."""
-
-
-def make_tracing(settings: TracingSettings, service: str) -> Tracing:
-    """Tracing to the endpoint of the settings, or none. Raises RuntimeError when the packages are
-    missing: `pip install 'octrain[tracing]'`."""
-    if settings.endpoint is None:
-        return Tracing()
-    try:
-        from octrain_api.observability.otel import OtelTracing
-    except ImportError as error:
-        raise RuntimeError(
-            f"OCTRAIN_TRACING_ENDPOINT is set, but {error.name} is not installed: "
-            "pip install 'octrain[tracing]'"
-        ) from error
-    return OtelTracing(settings, service)
 
 
 def job_attributes(job_id: str, attempt: Any = None) -> dict[str, str | int | float]:

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 
 from fp8core.telemetry.numbers import decode_number, encode_number
-from fp8core.telemetry.sinks.process import SinkRefused
 from fp8core.telemetry.sinks.requirements import mlflow_server
+from fp8core.telemetry.sinks.sink import SinkRefused
 
 __all__ = ["MlflowSink"]
 

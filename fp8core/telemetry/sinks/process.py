@@ -13,35 +13,18 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-__all__ = ["Sink", "SinkRefused", "run_sink"]
+from fp8core.telemetry.sinks.sink import Sink, SinkRefused
+
+__all__ = ["run_sink"]
 
 _READ_BYTES = 1 << 20
 _LOOK_SECONDS = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 # After the end: longer than any trainer waits, for a sink whose trainer is gone.
 _LAST_SECONDS = 120.0
-
-
-class SinkRefused(Exception):
-    """The other side said no, and will say it again: there is nothing to wait for."""
-
-
-class Sink(Protocol):
-    """Where records go. ``write`` may be given records a second time after it has failed."""
-
-    def write(self, records: Sequence[dict[str, Any]]) -> None: ...
-
-    def state(self) -> dict[str, Any]:
-        """What a later process of the same workdir needs to go on."""
-        ...
-
-    def close(self, outcome: str) -> None:
-        """``outcome``: succeeded, stopped, failed, or lost where the trainer did not say."""
-        ...
 
 
 def run_sink(kind: str) -> int:
