@@ -11,6 +11,7 @@ from rich.markup import escape
 from octrain.cli import context
 from octrain.cli.context import JobArgument, JsonOption, console
 from octrain.cli.options import moment, pairs
+from octrain.cli.precision import precision_table
 from octrain.cli.render import age, duration, number, progress_text, status_text, table
 from octrain.client import JobData, JobFilters, JobPart, OctrainError
 
@@ -164,7 +165,7 @@ def show(
             )
         console.print(layers)
     if precision:
-        print(json.dumps(measured.get("rows", measured), indent=2))
+        console.print(precision_table(measured))
 
 
 def _print_state(job: JobData) -> None:

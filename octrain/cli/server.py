@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import threading
@@ -109,6 +110,11 @@ def _announce(stack: LocalStack, seconds: float) -> None:
     facts.add_row("data", escape(str(stack.data_dir)))
     facts.add_row("jobs may read", escape(", ".join(map(str, stack.roots))))
     facts.add_row("logs", escape(str(stack.logs)))
+    if stack.data_dir != default_data_dir().absolute():
+        # The other commands find URL and key in the default folder alone.
+        chosen = shlex.quote(str(stack.data_dir))
+        command = f"export OCTRAIN_DATA_DIR={chosen}"
+        facts.add_row("other shells", escape(f"{command}  (octrain finds it there then)"))
     console.print(f"Octrain is ready after {seconds:.1f} s.", highlight=False)
     console.print(facts, soft_wrap=True)
 
