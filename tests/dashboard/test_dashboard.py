@@ -190,6 +190,12 @@ def test_fp8_health_and_comparison(service: Any, page: Any) -> None:
         for gemm in kind["gemms"]:
             for operand, told in gemm["operands"].items():
                 expect(formats).to_contain_text(f"{operand} {told['format']}")
+    for attention in measured["attention_compute"]["passes"]:
+        expect(formats).to_contain_text(f"{attention['pass']}: {attention['format']}")
+    assert {one["pass"] for one in measured["attention_compute"]["passes"]} == {
+        "forward",
+        "backward",
+    }
     for stored in ("weights", "optimizer_states"):
         assert measured[stored]["formats"], stored
         for name in measured[stored]["formats"]:

@@ -10,6 +10,12 @@ interface Counted {
   ranks?: number;
 }
 
+interface AttentionPass {
+  pass: string;
+  format: string;
+  calls: number;
+}
+
 interface LayerKind {
   kind: string;
   converted: boolean;
@@ -32,7 +38,7 @@ const ROWS: [name: string, label: string][] = [
 
 /** The formats of GEMMs and of everything stored, as the running job was measured. */
 export function PrecisionCard({ job }: { job: Job }) {
-  const table = usePrecision(job.id);
+  const table = usePrecision(job);
   const title = 'Formats, measured on the running job';
   if (table.isPending) {
     return (
@@ -57,8 +63,12 @@ export function PrecisionCard({ job }: { job: Job }) {
       </Card>
     );
   }
-  const rows = table.data.rows as Record<string, Counted & { layers?: LayerKind[] }>;
+  const rows = table.data.rows as Record<
+    string,
+    Counted & { layers?: LayerKind[]; passes?: AttentionPass[] }
+  >;
   const kinds = rows.gemm_compute?.layers ?? [];
+  const passes = rows.attention_compute?.passes ?? [];
   return (
     <Card
       title={title}
@@ -109,6 +119,22 @@ export function PrecisionCard({ job }: { job: Job }) {
                 <td className="number">–</td>
               </tr>
             ))}
+            {passes.length > 0 && (
+              <tr>
+                <td>Attention</td>
+                <td />
+                <td>
+                  <span className="chips">
+                    {passes.map(({ pass, format, calls }) => (
+                      <span key={`${pass}${format}`} className="chip wide">
+                        {pass}: {format} <span className="hint">{calls} calls</span>
+                      </span>
+                    ))}
+                  </span>
+                </td>
+                <td className="number">–</td>
+              </tr>
+            )}
             {ROWS.map(([name, label]) => {
               const row = rows[name];
               if (!row) return null;
