@@ -103,6 +103,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         tasks = [
             asyncio.create_task(listener.run()),
             asyncio.create_task(last_use.write_for_ever()),
+            asyncio.create_task(database.silence.run()),
             asyncio.create_task(
                 clocks.beat_for_ever(
                     database,

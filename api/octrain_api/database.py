@@ -18,11 +18,19 @@ from sqlalchemy.ext.asyncio import (
 
 from octrain_api.direct import Connection, DirectConnections
 from octrain_api.settings import DatabaseSettings
+from octrain_api.silence import Silence
 
 # Seconds for which a connection that was just used is not asked whether it still lives.
 _SURELY_ALIVE = 1.0
 # Seconds to wait for a connection while all are in use.
 _PATIENCE = 30.0
+# How a peer is noticed that is gone without a word: by the kernel, within half a minute.
+_LIVENESS: dict[str, Any] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 25_000,
+}
 _ENDABLE = (TransactionStatus.INTRANS, TransactionStatus.INERROR)
 
 
@@ -73,6 +81,14 @@ def _ask_whether_it_lives(engine: Engine) -> None:
             raise InvalidatePoolError(str(error)) from error
 
 
+def _tell_of_each(engine: Engine, silence: Silence) -> None:
+    """Have the connections that the pool makes watched over."""
+
+    @event.listens_for(engine, "connect")
+    def _made(connection: Any, _: Any) -> None:
+        silence.watch_over(connection.driver_connection)
+
+
 class Database:
     """Owns the connection pool of one process."""
 
@@ -85,8 +101,11 @@ class Database:
             connect_args={
                 "connect_timeout": settings.connect_timeout,
                 "application_name": application_name,
+                **_LIVENESS,
             },
         )
+        self.silence = Silence(lambda: self.connect(application_name), settings.answer_timeout)
+        _tell_of_each(self.engine.sync_engine, self.silence)
         _ask_whether_it_lives(self.engine.sync_engine)
         self._sessions = async_sessionmaker(self.engine, expire_on_commit=False)
         self._direct = DirectConnections(
@@ -134,15 +153,15 @@ class Database:
 
     async def connect(self, application_name: str | None = None) -> Connection:
         """A connection of its own in autocommit, outside the pool."""
-        return await psycopg.AsyncConnection.connect(
+        connection = await psycopg.AsyncConnection.connect(
             self.settings.url,
             autocommit=True,
             connect_timeout=self.settings.connect_timeout,
             application_name=application_name,
-            keepalives_idle=10,
-            keepalives_interval=5,
-            keepalives_count=3,
+            **_LIVENESS,
         )
+        self.silence.watch_over(connection)
+        return connection
 
     async def close(self) -> None:
         """Close every pooled connection."""

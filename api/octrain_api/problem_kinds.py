@@ -308,8 +308,10 @@ _kind(
     "database-unavailable",
     503,
     "Database unavailable",
-    "The database cannot be reached now. Nothing was stored.",
-    "Try again after the seconds in `Retry-After`.",
+    "The database cannot be reached now, or gives no answer. What the request was to change may "
+    "have been changed all the same: only the answer is sure to be missing.",
+    "Try again after the seconds in `Retry-After`; what makes something with the same "
+    "`Idempotency-Key`, which makes nothing twice.",
 )
 _kind(
     "http-error",

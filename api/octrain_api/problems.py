@@ -90,7 +90,8 @@ def database_problem(error: Exception) -> Problem | None:
         503,
         "database-unavailable",
         "Database unavailable",
-        "The database cannot be reached now; nothing was stored. Try again shortly.",
+        "The database cannot be reached now. What this request was to change may have been "
+        "changed all the same. Try again shortly.",
         headers={"Retry-After": "2"},
     )
 

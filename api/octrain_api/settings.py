@@ -25,6 +25,8 @@ class DatabaseSettings(BaseSettings):
     pool_size: int = Field(default=10, ge=1, le=200)
     max_overflow: int = Field(default=20, ge=0, le=500)
     connect_timeout: int = Field(default=10, ge=1)
+    # Seconds for which the API waits on a database that answers nobody, whatever it is asked.
+    answer_timeout: float = Field(default=15.0, gt=0)
 
     @field_validator("url")
     @classmethod
