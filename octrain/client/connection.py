@@ -38,8 +38,9 @@ def find_connection(
     settled = (given or state.api.url).rstrip("/").removesuffix("/v1")
     if not settled:
         raise ServerUnreachable(
-            "No server is known. Start one here with `octrain up`, or name one with "
-            "OCTRAIN_API_URL and OCTRAIN_API_KEY."
+            "No server is known. Start one here with `octrain up`, name one with OCTRAIN_API_URL "
+            "and OCTRAIN_API_KEY, or, where it was started with --data-dir, that folder with "
+            "OCTRAIN_DATA_DIR."
         )
     if not settled.startswith(("http://", "https://")):
         raise OctrainError(f"The server's URL must begin with http:// or https://, not {settled!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -124,6 +125,8 @@ def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.Mo
     with Client(printed[1], state.api.key) as named:
         assert [node.name for node in named.nodes()] == ["local"], "the printed URL is a client's"
 
+    found_by = f"export OCTRAIN_DATA_DIR={shlex.quote(str(first.data_dir))} "
+    assert found_by in first.text, "its folder is not where other commands look"
     use_only(monkeypatch, first.data_dir)
     with Client() as client:
         assert [node.name for node in client.nodes()] == ["local"]
