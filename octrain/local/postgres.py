@@ -6,13 +6,14 @@ keeps ``fsync`` on. It shuts down cleanly when we die, however we die.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,7 +67,8 @@ class PostgresServer:
 
     def start(self) -> None:
         """Start it (making the database cluster at the first start) and return when it accepts
-        connections. Errors: LocalStackError with the end of its log.
+        connections. Where the folder has another password than ``password``, for what kept it was
+        lost, it is given this one. Errors: LocalStackError with the end of its log.
         """
         self.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Where it still works, before the account may ask for another place.
@@ -79,6 +81,10 @@ class PostgresServer:
             database_made.unlink(missing_ok=True)
             self._initialise(folder)
         self._start_server(folder)
+        if not fresh and not self._takes_password():
+            self.stop()
+            self._change_password(folder)
+            self._start_server(folder)
         if not database_made.exists():
             self.create_database(DATABASE)
             database_made.touch()
@@ -105,37 +111,81 @@ class PostgresServer:
         assert self._binaries is not None
         # An interrupted initdb leaves a folder without PG_VERSION that it then refuses.
         _empty(folder)
-        password_file = folder.with_name("postgres.password")
-        password_file.unlink(missing_ok=True)
-        descriptor = os.open(password_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(self.password + "\n")
-        self.account.own(password_file)
-        argv = [
-            *(str(self._binaries.initdb), "-D", str(folder), "-U", USER, "-A", "scram-sha-256"),
-            *("--pwfile", str(password_file), "-E", "UTF8", "--locale=C"),
-        ]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with self.log.open("ab") as log:
-                child = spawn(
-                    argv,
-                    output=log.fileno(),
-                    cwd=folder,
-                    run_as=self.account.run_as,
-                    death_signal=signal.SIGTERM,
-                )
-                status = child.wait(START_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-            status = -1
-        finally:
-            password_file.unlink(missing_ok=True)
+        with self._private_file(folder, self.password) as password_file:
+            argv = [
+                *(str(self._binaries.initdb), "-D", str(folder), "-U", USER),
+                *("-A", "scram-sha-256", "--pwfile", str(password_file)),
+                *("-E", "UTF8", "--locale=C"),
+            ]
+            status = self._run(argv, folder)
         if status != 0:
             raise LocalStackError(
                 f"Postgres could not make its data folder {folder}:\n{tail(self.log)}"
             )
+
+    def _takes_password(self) -> bool:
+        import psycopg
+
+        try:
+            psycopg.connect(self.url("postgres")).close()
+        except psycopg.OperationalError as error:
+            # Whatever else is wrong is told by whoever connects next.
+            return "password authentication failed" not in str(error)
+        return True
+
+    def _change_password(self, folder: Path) -> None:
+        """In Postgres's single-user mode, in which whoever owns the folder is not asked for one."""
+        assert self._binaries is not None
+        settings = {
+            "password_encryption": "scram-sha-256",
+            "exit_on_error": "on",
+            # The statement holds the password.
+            "log_min_error_statement": "panic",
+        }
+        argv = [str(self._binaries.postgres), "--single", "-D", str(folder)]
+        for name, value in settings.items():
+            argv += ["-c", f"{name}={value}"]
+        # A password is urlsafe: nothing in it has to be quoted.
+        statement = f"ALTER ROLE {USER} PASSWORD '{self.password}'"
+        with self._private_file(folder, statement) as statements, statements.open("rb") as file:
+            status = self._run([*argv, "postgres"], folder, file.fileno())
+        if status != 0:
+            raise LocalStackError(
+                f"The password of the Postgres in {folder} could not be changed:\n{tail(self.log)}"
+            )
+
+    @contextlib.contextmanager
+    def _private_file(self, folder: Path, text: str) -> Iterator[Path]:
+        """A file with a line for Postgres's own programs alone, beside its folder; removed."""
+        path = folder.with_name("postgres.password")
+        path.unlink(missing_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+            self.account.own(path)
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+    def _run(self, argv: Sequence[str], folder: Path, stdin: int = subprocess.DEVNULL) -> int:
+        """The exit status of one of Postgres's programs; -1 where it takes too long."""
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            child = spawn(
+                argv,
+                output=log.fileno(),
+                cwd=folder,
+                stdin=stdin,
+                run_as=self.account.run_as,
+                death_signal=signal.SIGTERM,
+            )
+            try:
+                return child.wait(START_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+                return -1
 
     def _await_predecessor(self, folder: Path) -> None:
         """Let a server of a killed launcher finish; forget a lock file whose owner is none.

@@ -121,6 +121,7 @@ def spawn(
     *,
     output: int,
     answer: int | None = None,
+    stdin: int = subprocess.DEVNULL,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     run_as: RunAs | None = None,
@@ -139,7 +140,7 @@ def spawn(
     try:
         return subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output if answer is None else answer,
             stderr=output,
             env=None if env is None else dict(env),

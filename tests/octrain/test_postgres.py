@@ -79,6 +79,27 @@ def test_it_is_durable_private_and_asks_for_the_password(make: Postgres, tmp_pat
         server.stop()
 
 
+def test_a_password_that_was_lost_is_replaced(make: Postgres, tmp_path: Path) -> None:
+    """Whoever has the folder has the data: losing what kept the password loses none of them."""
+    server = make()
+    server.start()
+    with psycopg.connect(server.url()) as connection:
+        connection.execute("create table kept as select 5 as value")
+    server.stop()
+    again = make()
+    assert again.password != server.password
+    again.start()
+    try:
+        assert query(again, "select value from kept") == 5
+        lost = again.url().replace(again.password, server.password)
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(lost)
+        assert again.password not in again.log.read_text()
+        assert not list(tmp_path.glob("*.password"))
+    finally:
+        again.stop()
+
+
 def test_a_taken_port_is_exchanged_for_another(make: Postgres) -> None:
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
