@@ -48,10 +48,11 @@ $(DASHBOARD_BUILT): $(DASHBOARD_SOURCES) | install
 	dashboard/build.sh $(BIN)/python build
 	touch $@
 
-# Types, style and the tests of its logic.
+# Types, style and the tests of its logic. Both write node_modules and the generated types, so that
+# this one waits for the other where make runs several (-j).
 dashboard-check: $(DASHBOARD_CHECKED)
 
-$(DASHBOARD_CHECKED): $(DASHBOARD_SOURCES) | install
+$(DASHBOARD_CHECKED): $(DASHBOARD_SOURCES) | install $(DASHBOARD_BUILT)
 	dashboard/build.sh $(BIN)/python check
 	touch $@
 
