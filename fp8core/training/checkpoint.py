@@ -71,10 +71,11 @@ class CheckpointStore:
         self.folder = folder
         self._keep_last = keep_last
         self._keep_best = keep_best
+        # Names of what `load_newest` found not to verify: none of it counts as a checkpoint.
+        self._damaged: set[str] = set()
         with told_when_full(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.glob(f"{PARTIAL_PREFIX}*"):
-            shutil.rmtree(left_over, ignore_errors=True)
+        self._clear()
 
     def save(
         self,
@@ -89,10 +90,10 @@ class CheckpointStore:
 
         ``tensors``: by file stem. ``state``: JSON values. ``extra``: a folder whose files go along
         (config and tokenizer, so that the checkpoint is a model of its own). Raises
-        ``StorageFull``; whatever is raised, earlier checkpoints are untouched.
+        ``StorageFull``; whatever is raised, earlier checkpoints are there as they were.
         """
         target = self.folder / f"step-{step:08d}"
-        partial = self.folder / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
+        partial = self._unnamed()
         try:
             with told_when_full(target):
                 partial.mkdir()
@@ -116,19 +117,22 @@ class CheckpointStore:
                 _write(partial / _MANIFEST, manifest)
                 sync_file(partial / _MANIFEST)
                 sync_folder(partial)
-                if target.exists():
-                    self._remove(target)
-                partial.rename(target)
-                sync_folder(self.folder)
+                self._move_into_place(partial, target)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
+        self._damaged.discard(target.name)
         return SavedCheckpoint(step, target, metric)
 
     def saved(self) -> list[SavedCheckpoint]:
-        """Every checkpoint with a readable manifest, oldest first; files are not verified."""
+        """Every checkpoint with a readable manifest, oldest first; files are not verified.
+
+        Without those that ``load_newest`` has found to be damaged.
+        """
         found = []
         for step, path in self._folders():
+            if path.name in self._damaged:
+                continue
             with contextlib.suppress(ValueError):
                 found.append(SavedCheckpoint(step, path, _read_manifest(path, step).get("metric")))
         return found
@@ -146,13 +150,24 @@ class CheckpointStore:
         return len(measured) < self._keep_best or metric < _metric_of(measured[-1])
 
     def prune(self) -> list[SavedCheckpoint]:
-        """Removes what is neither among the newest nor among the best; returns what it removed."""
+        """Removes what is neither among the newest nor among the best; returns what it removed.
+
+        A damaged one takes no other's place, and goes once a later step has been saved.
+        """
+        self._clear()
         found = self.saved()
         kept = {item.step for item in found[-self._keep_last :]}
         kept |= {item.step for item in self._by_metric(found)[: self._keep_best]}
         removed = [item for item in found if item.step not in kept]
+        newest = found[-1].step if found else -1
+        removed += [
+            SavedCheckpoint(step, path, None)
+            for step, path in self._folders()
+            if path.name in self._damaged and step < newest
+        ]
         for item in removed:
             self._remove(item.path)
+            self._damaged.discard(item.path.name)
         return removed
 
     def load_newest(self) -> tuple[LoadedCheckpoint | None, list[Skipped]]:
@@ -166,7 +181,10 @@ class CheckpointStore:
             try:
                 verify(path, step)
                 state = json.loads((path / _STATE).read_bytes())
+                if not isinstance(state, dict):
+                    raise ValueError(f"{_STATE} is not a JSON object")
             except (ValueError, OSError) as error:
+                self._damaged.add(path.name)
                 skipped.append(Skipped(step, path, str(error)))
                 continue
             return LoadedCheckpoint(step, path, state), skipped
@@ -197,20 +215,50 @@ class CheckpointStore:
         measured = [item for item in found if item.metric is not None]
         return sorted(measured, key=lambda item: (_metric_of(item), item.step))
 
+    def _move_into_place(self, partial: Path, target: Path) -> None:
+        replaced = None
+        if target.exists():
+            replaced = self._unnamed()
+            target.rename(replaced)
+        try:
+            partial.rename(target)
+        except BaseException:
+            if replaced is not None:
+                replaced.rename(target)
+            raise
+        sync_folder(self.folder)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+
     def _remove(self, path: Path) -> None:
         # Renamed first: a crash while deleting must not leave half a checkpoint under its name.
-        doomed = self.folder / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
+        # What cannot be deleted yet (NFS keeps files that somebody still reads) ends no run: the
+        # next call clears it.
+        doomed = self._unnamed()
         path.rename(doomed)
-        shutil.rmtree(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def _clear(self) -> None:
+        """Deletes what has no name: of a crash, or of a deletion that did not succeed."""
+        for left_over in self.folder.glob(f"{PARTIAL_PREFIX}*"):
+            shutil.rmtree(left_over, ignore_errors=True)
+
+    def _unnamed(self) -> Path:
+        return self.folder / f"{PARTIAL_PREFIX}{secrets.token_hex(8)}"
 
 
 def verify(path: Path, step: int | None = None) -> dict[str, Any]:
     """The manifest of a checkpoint folder, after every file has been compared with it.
 
     Raises ``ValueError`` that names the first file that is missing, of another size or of another
-    sha256; and for a manifest that is missing, torn or of another step.
+    sha256; for a tensor file that the manifest does not name; and for a manifest that is missing,
+    torn or of another step.
     """
     manifest = _read_manifest(path, step)
+    named = {entry["path"] for entry in manifest["files"]}
+    for found in sorted(path.glob("*.safetensors")):
+        if found.name not in named:
+            raise ValueError(f"{found.name} is not named by {_MANIFEST}")
     for entry in manifest["files"]:
         file = path / entry["path"]
         if not file.is_file():
@@ -252,9 +300,14 @@ def _is_entry(entry: Any) -> bool:
     return (
         isinstance(entry, dict)
         and isinstance(entry.get("path"), str)
+        and _is_below(entry["path"])
         and isinstance(entry.get("sha256"), str)
         and type(entry.get("size")) is int
     )
+
+
+def _is_below(name: str) -> bool:
+    return not any(part in ("", ".", "..") for part in name.split("/")) and "\0" not in name
 
 
 def _entry(folder: Path, path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -138,6 +139,76 @@ def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> 
     assert loaded is not None
     assert skipped == []
     assert names(store) == ["step-00000001"]
+
+
+def test_a_damaged_one_takes_no_good_one_s_place(tmp_path: Path) -> None:
+    store = store_in(tmp_path, keep_last=1)
+    save(store, 1)
+    flip_a_byte(save(store, 3, metric=0.1).path / "model.safetensors")
+    again = store_in(tmp_path, keep_last=1)
+    assert again.load_newest()[0] is not None
+    assert again.best() is None
+    save(again, 2, metric=0.5)
+    again.prune()
+    assert [item.step for item in again.saved()] == [2]
+    loaded, skipped = store_in(tmp_path, keep_last=1).load_newest()
+    assert loaded is not None
+    assert (loaded.step, [item.step for item in skipped]) == (2, [3])
+    save(again, 4)
+    assert [item.step for item in again.prune()] == [3]
+    assert names(again) == ["step-00000002", "step-00000004"]
+
+
+def test_what_cannot_be_deleted_yet_ends_no_run_and_is_deleted_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_in(tmp_path, keep_last=1)
+    for step in (1, 2):
+        save(store, step)
+
+    def busy(path: object, **options: object) -> None:
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", busy)
+        assert [item.step for item in store.prune()] == [1]
+    assert [item.step for item in store.saved()] == [2]
+    assert len(names(store)) == 2
+    store.prune()
+    assert names(store) == ["step-00000002"]
+
+
+def test_one_that_cannot_be_replaced_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_in(tmp_path)
+    save(store, 1)
+    rename = Path.rename
+    calls = []
+
+    def second_fails(path: Path, target: Path) -> Path:
+        calls.append(target)
+        if len(calls) == 2:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return rename(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", second_fails)
+        with pytest.raises(OSError, match="Input/output"):
+            save(store, 1)
+    assert names(store) == ["step-00000001"]
+    assert store.load_newest()[1] == []
+
+
+def test_only_what_the_manifest_names_is_read(tmp_path: Path) -> None:
+    saved = save(store_in(tmp_path), 1)
+    shutil.copy(saved.path / "model.safetensors", saved.path / "optimizer.safetensors")
+    with pytest.raises(ValueError, match=r"optimizer\.safetensors is not named by manifest\.json"):
+        verify(saved.path, 1)
+    (saved.path / "optimizer.safetensors").unlink()
+    manifest = json.loads((saved.path / "manifest.json").read_text())
+    manifest["files"][0]["path"] = "../../outside"
+    (saved.path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match="does not list its files as it should"):
+        verify(saved.path, 1)
 
 
 def test_leftovers_of_a_crash_are_cleared_and_never_loaded(tmp_path: Path) -> None:
