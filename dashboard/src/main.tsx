@@ -4,6 +4,7 @@ import { StrictMode } from 'react';
 import { createRoot } from 'react-dom/client';
 import { whenSignedOut } from './api/client';
 import { ApiError } from './api/problem';
+import { keepFocus } from './app/keepFocus';
 import { sessionQuery } from './app/session';
 import { startTheme } from './app/theme';
 import { ToastArea } from './components/Toast';
@@ -41,6 +42,7 @@ whenSignedOut(() => queries.setQueryData(sessionQuery.queryKey, null));
 
 const place = document.getElementById('root');
 if (place === null) throw new Error('index.html has no element #root');
+keepFocus(place);
 createRoot(place).render(
   <StrictMode>
     <QueryClientProvider client={queries}>

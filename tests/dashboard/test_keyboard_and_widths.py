@@ -84,6 +84,47 @@ def test_from_the_list_to_a_cancelled_job_by_keyboard(service: Any, page: Any) -
     assert service.object(job.id)["status"] == "cancelled"
 
 
+def test_the_place_of_the_keyboard_is_kept(service: Any, page: Any) -> None:
+    """Where what had the focus is replaced or disabled, the next Tab does not begin at the top."""
+    job = service.submit("kept-place", training={"steps": 1_000_000})
+    service.step(job, 3)
+    sign_in(page, service.stack.url, service.stack.api_key, "/jobs?q=kept-place")
+    row = page.get_by_role("link", name="kept-place")
+    row.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="kept-place", level=1).wait_for()
+    page.wait_for_function("() => document.activeElement.id === 'content'")
+    # What is pressed vanishes as the job's state changes; what stands beside it is near.
+    press_to(page, "Pause")
+    page.keyboard.press("Enter")
+    page.locator(".job-facts .badge", has_text="paused").wait_for()
+    beside = "() => document.activeElement.closest('.page-actions') !== null"
+    page.wait_for_function(beside)
+    # Disabled while its request is on its way, and there again after it.
+    press_to(page, "Resume", most=3)
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Pause", exact=True).wait_for()
+    page.wait_for_function(beside)
+    # A press on nothing gives the place up: no change of the page takes it back.
+    page.locator("h1").click()
+    given_up = "() => document.activeElement.id === 'content'"
+    page.wait_for_function(given_up)
+    assert service.http.post(f"/v1/jobs/{job.id}/cancel").status_code == 200
+    page.locator(".job-facts .badge", has_text="cancelled").wait_for()
+    assert page.evaluate(given_up)
+
+    # A dialog with fields is sent by Enter.
+    page.goto(f"{service.stack.url}/dashboard/keys")
+    page.get_by_role("button", name="New key").click()
+    page.get_by_label("Name").fill("made by Enter")
+    page.keyboard.press("Enter")
+    secret = page.get_by_role("dialog", name="The secret of made by Enter")
+    secret.wait_for()
+    page.keyboard.press("Escape")
+    secret.wait_for(state="detached")
+    assert page.evaluate(FOCUSED) == "New key"
+
+
 def test_the_cursor_of_a_chart_by_keyboard(service: Any, page: Any) -> None:
     job = service.submit("with-a-cursor", training={"steps": 12})
     service.end(job)

@@ -179,3 +179,42 @@ def test_the_reference_and_the_gap_to_it(
     expect(readout).to_have_text("step 1 · training 10 · reference 8")
     expect(gap.locator(".readout")).to_have_text("step 1 · gap 25 %")
     node.finish(job)
+
+
+def test_what_is_not_finite_is_a_gap_and_no_value(
+    played_service: Service, node: PlayedNode, page: Any
+) -> None:
+    """A line across it, or the value before it told in its place, would hide the trouble."""
+    job = node.take("went-bad", training={"steps": 100})
+    bad = {*range(40, 61), *range(91, 101)}
+    node.send(
+        job,
+        [
+            {
+                "type": "metrics",
+                "step": step,
+                "tokens": 8 * step,
+                "values": {
+                    "train/loss": 5.0 + step / 100,
+                    # One good step between bad ones stands alone.
+                    "train/grad_norm": "NaN" if step in bad and step != 50 else 2.0 + step / 100,
+                },
+            }
+            for step in range(1, 101)
+        ],
+    )
+    node.beat()
+    sign_in(page, played_service.stack.url, played_service.stack.api_key, f"/jobs/{job.id}")
+    norm = chart_of(page, "Gradient norm")
+    expect(norm).to_contain_text("30 points not finite")
+    expect(norm.locator(".readout")).to_contain_text("step 100 · norm not finite")
+    expect(page.locator(".tile").filter(has_text="Loss")).to_contain_text("6")
+    played_service.until(lambda: drawn(norm, 0.1, 0.3).opaque is not None, "it is drawn")
+    for first, last in ((0.42, 0.47), (0.53, 0.58), (0.93, 0.99)):
+        assert drawn(norm, first, last).opaque is None, "no line where there was no value"
+    assert drawn(norm, 0.48, 0.51).opaque is not None, "the step between is there"
+    assert drawn(norm, 0.65, 0.85).filled > 0.85
+    # The loss was finite all along.
+    loss = chart_of(page, "Loss")
+    assert drawn(loss, 0.42, 0.58).filled > 0.85
+    expect(loss).not_to_contain_text("not finite")

@@ -1,6 +1,7 @@
 import createClient, { type Middleware } from 'openapi-fetch';
 import type { components, paths } from './generated/schema';
 import { ApiError, problemOf } from './problem';
+import { heardOf } from './reach';
 
 export type Schemas = components['schemas'];
 
@@ -27,6 +28,7 @@ const guard: Middleware = {
     return request;
   },
   async onResponse({ request, response }) {
+    heardOf(response.status);
     if (response.ok || response.status === 304) return response;
     const body: unknown = await response.json().catch(() => null);
     if (response.status === 401 && !new URL(request.url).pathname.endsWith('/session'))
@@ -36,6 +38,7 @@ const guard: Middleware = {
   onError({ error }) {
     if (error instanceof ApiError) return error;
     if (error instanceof DOMException && error.name === 'AbortError') return error;
+    heardOf(0);
     return new ApiError({ status: 0, title: 'The service cannot be reached' });
   },
 };
@@ -72,8 +75,10 @@ export async function request(
     });
   } catch (error) {
     if (error instanceof DOMException && error.name === 'AbortError') throw error;
+    heardOf(0);
     throw new ApiError({ status: 0, title: 'The service cannot be reached' });
   }
+  heardOf(response.status);
   if (response.ok || response.status === 304) return response;
   if (response.status === 401 && !path.endsWith('/session')) onSignedOut();
   throw problemOf(response.status, await response.json().catch(() => null));

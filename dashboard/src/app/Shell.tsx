@@ -3,7 +3,7 @@ import { useEffect, useState } from 'react';
 import { OfflineBanner } from '~/components/OfflineBanner';
 import { ErrorState, Loading } from '~/components/states';
 import SignInPage from '~/pages/sign-in/SignInPage';
-import { navigation } from '~/routes';
+import { navigation } from './navigation';
 import { useSession, useSignOut } from './session';
 import { setTheme, type ThemeChoice, useThemeChoice } from './theme';
 

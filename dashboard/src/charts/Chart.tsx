@@ -1,6 +1,9 @@
 import { memo, type ReactNode, useEffect, useRef, useState } from 'react';
 import { flushSync } from 'react-dom';
 import { useMediaQuery } from '~/app/useMediaQuery';
+import { Name } from '~/components/Name';
+import { counted } from '~/format/numbers';
+import { brokenPoints } from './lines';
 import { Plot, type PlotProps } from './Plot';
 import { takeTurn } from './turns';
 
@@ -65,6 +68,7 @@ export const Chart = memo(function Chart(
     format,
     syncKey,
   ]);
+  const broken = lines.reduce((count, line) => count + brokenPoints(line), 0);
   return (
     <figure className="card chart" ref={frame}>
       <figcaption className="chart-head">
@@ -77,9 +81,14 @@ export const Chart = memo(function Chart(
                   className={dashed ? 'stroke dashed' : 'stroke'}
                   style={{ borderColor: `var(${colour})` }}
                 />
-                {label}
+                <Name>{label}</Name>
               </span>
             ))}
+          </span>
+        )}
+        {broken > 0 && (
+          <span className="bad-text" title="NaN or infinite, where a red line goes down">
+            {counted(broken, 'point')} not finite
           </span>
         )}
         <span className="chart-actions">{actions}</span>

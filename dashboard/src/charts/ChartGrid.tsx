@@ -1,4 +1,5 @@
 import { type ReactNode, useMemo } from 'react';
+import type { Format } from '~/format/numbers';
 import { Chart, type Line, type Mark } from './Chart';
 import type { XAxis } from './curves';
 import { type ChartView, useSpan } from './useChartView';
@@ -18,7 +19,7 @@ export interface Panel {
   log?: boolean;
   /** Whether its axis of values begins at zero: where sizes are compared. */
   zero?: boolean;
-  format?: (value: number | null) => string;
+  format?: Format;
   actions?: ReactNode;
 }
 

@@ -2,7 +2,7 @@ import { memo, useEffect, useMemo, useRef } from 'react';
 import uPlot from 'uplot';
 import 'uplot/dist/uPlot.min.css';
 import { useShownTheme } from '~/app/theme';
-import { formatNumber } from '~/format/numbers';
+import { type Format, formatNumber } from '~/format/numbers';
 import type { XAxis } from './curves';
 import { dataOf, type Line, type Mark } from './lines';
 import { optionsOf } from './options';
@@ -24,7 +24,7 @@ export interface PlotProps {
   /** The span of the axis that is shown; null: all. */
   span?: [number, number] | null;
   onSpan?: (span: [number, number] | null) => void;
-  format?: (value: number | null) => string;
+  format?: Format;
   /** Charts of one key share their cursor. */
   syncKey: string;
 }
@@ -61,7 +61,10 @@ export const Plot = memo(function Plot(props: PlotProps & { height: number }) {
     const element = place.current;
     if (!element) return;
     const tell = (chart: uPlot) => {
-      if (readout.current) readout.current.textContent = readoutOf(chart, now.current);
+      // The newest values while the cursor is elsewhere.
+      const at = chart.data[0][chart.cursor.idx ?? chart.data[0].length - 1];
+      if (readout.current)
+        readout.current.textContent = at === undefined ? '' : readoutOf(at, now.current);
     };
     const width = Math.max(200, element.clientWidth);
     const chart = new uPlot(

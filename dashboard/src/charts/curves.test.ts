@@ -49,8 +49,15 @@ describe('curveOf', () => {
   it('leaves gaps for what is not finite, and remembers where', () => {
     const curve = curveOf([series(1, [1, 2, 3], [1, null, 'Infinity'])], 'train/loss');
     expect(curve?.mean).toEqual([1, null, null]);
-    expect(curve?.nonFinite).toEqual([2]);
+    expect(curve?.nonFinite).toEqual([false, true, false]);
     expect(newest(curve)).toBe(1);
+  });
+  it('forgets what was not finite with the points that a newer attempt replaces', () => {
+    const curve = curveOf([series(1, [1, 2, 3], [1, 2, null]), series(2, [3], [4])], 'train/loss');
+    expect([curve?.mean, curve?.nonFinite]).toEqual([
+      [1, 2, 4],
+      [false, false, false],
+    ]);
   });
   it('is null for a metric that is not there', () => {
     expect(curveOf([series(1, [1], [1])], 'eval/loss')).toBeNull();
@@ -89,9 +96,9 @@ describe('align', () => {
     ]);
     expect(x).toEqual([1, 2, 3]);
     expect(columns).toEqual([
-      [10, null, 30],
-      [null, 20, 31],
-      [null, null, 7],
+      [10, undefined, 30],
+      [undefined, 20, 31],
+      [undefined, null, 7],
     ]);
   });
 });
@@ -138,6 +145,10 @@ describe('median', () => {
 describe('sparklinePath', () => {
   it('puts the least at the bottom and the greatest at the top', () => {
     expect(sparklinePath([1, 3, 2], 104, 24)).toBe('M2.0 22.0L52.0 2.0L102.0 12.0');
+  });
+  it('is broken where a value is not finite', () => {
+    const path = sparklinePath([1, Number.NaN, 3, 1], 104, 24);
+    expect(path).toBe('M2.0 22.0M68.7 2.0L102.0 22.0');
   });
   it('draws nothing of fewer than two values', () => {
     expect(sparklinePath([1], 100, 20)).toBe('');

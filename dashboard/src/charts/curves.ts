@@ -14,8 +14,8 @@ export interface Curve {
   mean: Value[];
   min: Value[];
   max: Value[];
-  /** First steps of buckets in which values were not finite. */
-  nonFinite: number[];
+  /** Whether the bucket holds values that were not finite; its mean is null where all were so. */
+  nonFinite: boolean[];
   /** Where each attempt's part begins. */
   attempts: { attempt: number; step: number }[];
   /** Steps of a bucket; 1 is every step as it was. */
@@ -49,6 +49,8 @@ export function curveOf(
     attempts: [],
     width: 1,
   };
+  const { step, time, tokens, mean, min, max, nonFinite } = curve;
+  const columns = [step, time, tokens, mean, min, max, nonFinite];
   for (const part of parts) {
     const buckets = part.buckets;
     if (!buckets) continue;
@@ -57,17 +59,16 @@ export function curveOf(
     // At the border of two attempts both can have a bucket of the same edge; the newer one stands.
     const begin = buckets.first_step[0] ?? 0;
     while (curve.step.length > 0 && (curve.step.at(-1) ?? 0) >= begin) {
-      for (const column of [curve.step, curve.time, curve.tokens, curve.mean, curve.min, curve.max])
-        column.pop();
+      for (const column of columns) column.pop();
     }
-    buckets.first_step.forEach((step, index) => {
-      curve.step.push(step);
+    buckets.first_step.forEach((first, index) => {
+      curve.step.push(first);
       curve.time.push(buckets.time[index] ?? null);
       curve.tokens.push(buckets.tokens[index] ?? null);
       curve.mean.push(finite(buckets.mean[index]));
       curve.min.push(finite(buckets.min[index]));
       curve.max.push(finite(buckets.max[index]));
-      if ((buckets.non_finite[index] ?? 0) > 0) curve.nonFinite.push(step);
+      curve.nonFinite.push((buckets.non_finite[index] ?? 0) > 0);
     });
   }
   return curve;
@@ -102,10 +103,13 @@ function isRising(values: readonly Value[]): values is readonly number[] {
   return true;
 }
 
-/** Columns of several curves over one rising axis: null where a curve has no point. */
+/**
+ * Columns of several curves over one rising axis: undefined where a curve has no point, which a line
+ * passes over, and null where its point has no value, which is a gap.
+ */
 export function align(
   parts: readonly { x: readonly Value[]; columns: readonly (readonly Value[])[] }[],
-): { x: readonly number[]; columns: (readonly Value[])[] } {
+): { x: readonly number[]; columns: (readonly (Value | undefined)[])[] } {
   const [only] = parts;
   if (parts.length === 1 && only && isRising(only.x))
     return { x: only.x, columns: [...only.columns] };
@@ -113,10 +117,10 @@ export function align(
   for (const { x } of parts) for (const value of x) if (value !== null) places.add(value);
   const axis = [...places].sort((one, other) => one - other);
   const index = new Map(axis.map((value, place) => [value, place]));
-  const columns: Value[][] = [];
+  const columns: (Value | undefined)[][] = [];
   for (const { x, columns: own } of parts) {
     for (const column of own) {
-      const row = new Array<Value>(axis.length).fill(null);
+      const row = new Array<Value | undefined>(axis.length).fill(undefined);
       column.forEach((value, place) => {
         const at = x[place];
         const target = at === null || at === undefined ? undefined : index.get(at);

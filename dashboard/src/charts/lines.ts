@@ -23,6 +23,9 @@ export interface Mark {
 
 type Value = number | null;
 
+/** At how many points a line's values were not finite. */
+export const brokenPoints = ({ curve }: Line): number => curve.nonFinite.filter(Boolean).length;
+
 /** Columns for each line: mean, with smoothing the smoothed mean, and with a band least and greatest. */
 export function dataOf(lines: readonly Line[], axis: XAxis, log: boolean, smoothing: number) {
   const drawable = (values: readonly Value[]) =>

@@ -24,6 +24,35 @@ export function placeOf(
   return null;
 }
 
+/** Draws a line down where values were not finite, over a plot that has just been drawn. */
+export function drawBroken(
+  chart: uPlot,
+  of: { lines: readonly Line[]; axis: XAxis },
+  colours: Colours,
+): void {
+  const { ctx, bbox } = chart;
+  ctx.save();
+  ctx.strokeStyle = colours('--bad');
+  ctx.globalAlpha = 0.45;
+  ctx.lineWidth = devicePixelRatio;
+  ctx.beginPath();
+  for (const { curve } of of.lines) {
+    const x = xOf(curve, of.axis);
+    let before = Number.NaN;
+    curve.nonFinite.forEach((broken, index) => {
+      const value = broken ? x[index] : null;
+      if (value === null || value === undefined) return;
+      const at = Math.round(chart.valToPos(value, 'x', true)) + 0.5;
+      if (at === before || at < bbox.left || at > bbox.left + bbox.width + 1) return;
+      before = at;
+      ctx.moveTo(at, bbox.top);
+      ctx.lineTo(at, bbox.top + bbox.height);
+    });
+  }
+  ctx.stroke();
+  ctx.restore();
+}
+
 /** Draws the marks over a plot that has just been drawn. */
 export function drawMarks(
   chart: uPlot,

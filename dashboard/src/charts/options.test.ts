@@ -1,5 +1,6 @@
 import { describe, expect, it } from 'vitest';
-import { logRange, padded } from './options';
+import { formatCompact, formatPercent } from '~/format/numbers';
+import { logRange, padded, toldApart } from './options';
 
 describe('logRange', () => {
   it('goes to the next multiples of a power of ten, and no further', () => {
@@ -27,5 +28,19 @@ describe('the axis of values', () => {
     // A mean of ones may be a little beside one.
     const [low, high] = padded(1, 1 + Number.EPSILON, false);
     expect([low, high]).toEqual([expect.closeTo(0.95), expect.closeTo(1.05)]);
+  });
+});
+
+describe('what stands beside an axis', () => {
+  it('has as many digits as tell each value from the next', () => {
+    expect(toldApart([100_010, 100_020], formatCompact)).toEqual(['100.01k', '100.02k']);
+    expect(toldApart([1000, 1500], formatCompact)).toEqual(['1k', '1.5k']);
+    expect(toldApart([0.98765, 0.98766], formatPercent)).toEqual(['98.765 %', '98.766 %']);
+  });
+  it('has none where a log axis has no label', () => {
+    expect(toldApart([1, null, 10], formatCompact)).toEqual(['1', '', '10']);
+  });
+  it('ends, also where two are the same', () => {
+    expect(toldApart([5, 5], formatCompact)).toEqual(['5', '5']);
   });
 });

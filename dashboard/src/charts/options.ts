@@ -1,14 +1,36 @@
 /** A chart as uPlot is told of it. */
 
 import type uPlot from 'uplot';
-import { formatBytes, formatCompact, formatNumber, formatTick } from '~/format/numbers';
+import {
+  type Format,
+  formatBytes,
+  formatCompact,
+  formatNumber,
+  formatTick,
+} from '~/format/numbers';
 import { formatDuration } from '~/format/times';
 import type { XAxis } from './curves';
 import type { Line, Mark } from './lines';
-import { drawMarks } from './marks';
+import { drawBroken, drawMarks } from './marks';
 import { axisOf, bandsOf, type Colours, seriesOf } from './style';
 
 const BINARY = Array.from({ length: 60 }, (_, power) => 2 ** power);
+// Half a step is none.
+const WHOLE = Array.from({ length: 16 }, (_, power) =>
+  [1, 2, 5].map((first) => Number(`${first}e${power}`)),
+).flat();
+
+/**
+ * Values beside an axis, in as many digits as tell each from the next; those without a label (null,
+ * on a log axis) have none.
+ */
+export function toldApart(ticks: readonly (number | null)[], format: Format): string[] {
+  const told = ticks.filter((tick) => tick !== null);
+  let digits = 3;
+  while (digits < 15 && new Set(told.map((tick) => format(tick, digits))).size < told.length)
+    digits += 1;
+  return ticks.map((tick) => (tick === null ? '' : format(tick, digits)));
+}
 
 /** What a plot cannot change once it is made. */
 export interface Shape {
@@ -33,7 +55,7 @@ export interface Current {
   marks?: readonly Mark[] | undefined;
   span?: [number, number] | null | undefined;
   onSpan?: ((span: [number, number] | null) => void) | undefined;
-  format: (value: number | null) => string;
+  format: Format;
 }
 
 /** `tell` is called when the cursor moved or the data changed. */
@@ -75,9 +97,10 @@ export function optionsOf(
       axisOf(colours, {
         size: 30,
         space: axis === 'time' ? 90 : 50,
+        incrs: axis === 'time' ? undefined : WHOLE,
         values:
           axis !== 'time'
-            ? (_, ticks) => ticks.map(formatCompact)
+            ? (_, ticks) => toldApart(ticks, formatCompact)
             : elapsed
               ? (_, ticks) => ticks.map(formatDuration)
               : (chart, ticks) => clockTicks(chart, ticks),
@@ -87,10 +110,9 @@ export function optionsOf(
         // Round bytes are powers of two.
         incrs: format === formatBytes ? BINARY : undefined,
         values: (_, ticks, _axis, _space, increment) =>
-          ticks.map((tick) => {
-            if (tick === null) return '';
-            return format === formatNumber && !log ? formatTick(tick, increment) : format(tick);
-          }),
+          format === formatNumber && !log
+            ? ticks.map((tick) => formatTick(tick, increment))
+            : toldApart(ticks, format),
       }),
     ],
     series: [
@@ -101,7 +123,10 @@ export function optionsOf(
     hooks: {
       setCursor: [tell],
       setData: [tell],
-      draw: [(chart) => drawMarks(chart, current().marks ?? [], current(), colours)],
+      draw: [
+        (chart) => drawBroken(chart, current(), colours),
+        (chart) => drawMarks(chart, current().marks ?? [], current(), colours),
+      ],
       setSelect: [
         (chart) => {
           const { left, width } = chart.select;

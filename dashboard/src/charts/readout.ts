@@ -1,8 +1,8 @@
 /** What a chart says in words: the values below the cursor, and what it shows as a whole. */
 
-import type uPlot from 'uplot';
+import type { Format } from '~/format/numbers';
 import { formatDuration, formatTime } from '~/format/times';
-import { type XAxis, xOf } from './curves';
+import { type Curve, type XAxis, xOf } from './curves';
 import type { Line } from './lines';
 
 export interface Told {
@@ -10,59 +10,58 @@ export interface Told {
   lines: readonly Line[];
   axis: XAxis;
   elapsed?: boolean;
-  smoothing?: number;
-  format: (value: number | null) => string;
+  format: Format;
 }
+
+const LONGEST = 48;
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\ufb1d-\ufdff\ufe70-\ufefc]/;
+// A name written from right to left must not carry the value beside it along.
+const isolated = (text: string) => (RIGHT_TO_LEFT.test(text) ? `\u2068${text}\u2069` : text);
+// Of a name that would push the values of others out of sight, the beginning and the end tell it.
+const brief = (text: string) =>
+  isolated(text.length > LONGEST ? `${text.slice(0, LONGEST - 12)}…${text.slice(-10)}` : text);
 
 /** For those who cannot see the curve: where each line stands now. */
 export function summary(chart: Told): string {
   const parts = chart.lines.map(
-    ({ label, curve }) => `${label} ${chart.format(curve.mean.at(-1) ?? null)}`,
+    ({ label, curve }) =>
+      `${isolated(label)} ${valueAt(curve, curve.step.length - 1, chart.format)}`,
   );
   return `${chart.title} by ${chart.axis}. Newest: ${parts.join(', ')}. Arrows move the cursor, plus zooms in, Escape shows all.`;
 }
 
-/** The values below the cursor, or the newest ones while it is elsewhere. */
-export function readoutOf(chart: uPlot, props: Told): string {
-  const x = chart.data[0];
-  const index = chart.cursor.idx ?? x.length - 1;
-  const at = x[index];
-  if (at === undefined) return '';
+/** The values at a place of the axis. */
+export function readoutOf(at: number, told: Told): string {
   const axis =
-    props.axis === 'time'
-      ? props.elapsed
+    told.axis === 'time'
+      ? told.elapsed
         ? formatDuration(at)
         : formatTime(at)
-      : `${props.axis} ${Math.round(at).toLocaleString('en-US')}`;
-  const smoothed = (props.smoothing ?? 0) > 0;
-  let column = 1;
-  const parts = props.lines.map((line) => {
-    const { label, band, steady } = line;
-    const values = chart.data[column];
-    column += 1 + (smoothed && !steady ? 1 : 0) + (band ? 2 : 0);
-    return `${label} ${props.format(isOver(line, props.axis, at) ? null : near(values, index))}`;
+      : `${told.axis} ${Math.round(at).toLocaleString('en-US')}`;
+  const parts = told.lines.map((line) => {
+    // The point there, or the one before: curves of several metrics have points apart.
+    const index = xOf(line.curve, told.axis).findLastIndex((x) => x !== null && x <= at);
+    const value = isOver(line, told.axis, at) ? '–' : valueAt(line.curve, index, told.format);
+    return `${brief(line.label)} ${value}`;
   });
   return `${axis} · ${parts.join(' · ')}`;
 }
 
+/** A point in words. What was not finite is said: the point before it is no value here. */
+function valueAt(curve: Curve, index: number, format: Format): string {
+  const mean = curve.mean[index] ?? null;
+  if (curve.nonFinite[index] !== true) return format(mean);
+  return mean === null ? 'not finite' : `${format(mean)}, some not finite`;
+}
+
 /**
  * Whether a line has ended before a place: what it came to is no value there. A line of few points
- * (`steady`) holds until its next.
+ * (`steady`) holds until its next. The distance of a single point from its next is not known; it is
+ * taken for that from the axis's beginning.
  */
 export function isOver({ curve, steady }: Line, axis: XAxis, at: number): boolean {
   const x = xOf(curve, axis);
-  const [before, last] = [x.at(-2) ?? null, x.at(-1) ?? null];
+  const last = x.at(-1) ?? null;
+  const before = x.length === 1 ? 0 : (x.at(-2) ?? null);
   return !steady && before !== null && last !== null && at > last + 2 * (last - before);
-}
-
-/** The value there, or the nearest one before: curves of several metrics have points apart. */
-function near(
-  values: ArrayLike<number | null | undefined> | undefined,
-  index: number,
-): number | null {
-  for (let place = index; values && place >= 0 && place > index - 200; place -= 1) {
-    const value = values[place];
-    if (value !== null && value !== undefined) return value;
-  }
-  return null;
 }

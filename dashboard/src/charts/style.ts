@@ -34,27 +34,41 @@ export function seriesOf(line: Line, colours: Colours, smoothed: boolean): uPlot
   const colour = colours(line.colour);
   const common: uPlot.Series = {
     label: line.label,
-    spanGaps: true,
-    points: { show: false },
+    points: { show: false, filter: (chart, index) => alone(chart.data[index] ?? []) },
     ...(line.dashed ? { dash: [5, 5] } : {}),
   };
-  const single = line.curve.step.length < 2;
-  const hidden: uPlot.Series = {
-    stroke: 'transparent',
-    width: 0,
-    points: { show: false },
-    spanGaps: true,
-  };
+  const hidden: uPlot.Series = { stroke: 'transparent', width: 0, points: { show: false } };
   return [
     {
       ...common,
       stroke: smoothed ? faded(colour, 0.3) : colour,
       width: smoothed ? 1 : line.dashed ? 1.2 : 1.6,
-      points: { show: single },
     },
     ...(smoothed ? [{ ...common, stroke: colour, width: 1.8 }] : []),
     ...(line.band ? [hidden, hidden] : []),
   ];
+}
+
+/** Points between two gaps, which no line leads to. */
+export function alone(values: ArrayLike<number | null | undefined>): number[] {
+  const found: number[] = [];
+  // The last point that is there, and whether a gap, or nothing, came before it.
+  let point: number | null = null;
+  let apart = true;
+  for (let index = 0; index < values.length; index += 1) {
+    const value = values[index];
+    if (value === undefined) continue;
+    if (value === null) {
+      if (point !== null && apart) found.push(point);
+      point = null;
+      apart = true;
+    } else {
+      if (point !== null) apart = false;
+      point = index;
+    }
+  }
+  if (point !== null && apart) found.push(point);
+  return found;
 }
 
 export function bandsOf(lines: readonly Line[], colours: Colours, smoothed: boolean): uPlot.Band[] {

@@ -8,6 +8,8 @@ export function Dialog(props: {
   children: ReactNode;
   actions?: ReactNode;
   wide?: boolean;
+  /** Makes it a form: by Enter in one of its fields, or a button that submits. */
+  onSubmit?: () => void;
 }) {
   const element = useRef<HTMLDialogElement>(null);
   const title = useId();
@@ -31,12 +33,36 @@ export function Dialog(props: {
         props.onClose();
       }}
     >
-      <h2 id={title} className="dialog-title">
-        {props.title}
-      </h2>
-      <div className="dialog-body">{props.children}</div>
-      {props.actions && <div className="dialog-actions">{props.actions}</div>}
+      <Frame onSubmit={props.onSubmit}>
+        <h2 id={title} className="dialog-title">
+          {props.title}
+        </h2>
+        <div className="dialog-body">{props.children}</div>
+        {props.actions && <div className="dialog-actions">{props.actions}</div>}
+      </Frame>
     </dialog>
+  );
+}
+
+function Frame({
+  onSubmit,
+  children,
+}: {
+  onSubmit?: (() => void) | undefined;
+  children: ReactNode;
+}) {
+  if (onSubmit === undefined) return children;
+  return (
+    <form
+      // What is wrong the service says, with its reason.
+      noValidate
+      onSubmit={(event) => {
+        event.preventDefault();
+        onSubmit();
+      }}
+    >
+      {children}
+    </form>
   );
 }
 
@@ -58,6 +84,7 @@ export function FormDialog(props: {
     <Dialog
       title={props.title}
       onClose={props.onClose}
+      onSubmit={props.onSubmit}
       actions={
         <>
           <button type="button" className="button" onClick={props.onClose}>
@@ -65,10 +92,9 @@ export function FormDialog(props: {
           </button>
           {props.more}
           <button
-            type="button"
+            type="submit"
             className={props.danger ? 'button danger' : 'button primary'}
             disabled={props.disabled}
-            onClick={props.onSubmit}
           >
             {props.submit}
           </button>

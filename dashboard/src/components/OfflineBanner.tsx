@@ -1,34 +1,51 @@
 import { useQueryClient } from '@tanstack/react-query';
-import { useSyncExternalStore } from 'react';
-import { ApiError } from '~/api/problem';
+import { useEffect, useSyncExternalStore } from 'react';
+import { request } from '~/api/client';
+import { type Reach, useReach } from '~/api/reach';
 
-/** Says that what is shown may be old, while the service or the network is away. */
+// While the service is away, it is asked so often whether it is there again.
+const ASK_MS = 3000;
+
+const SAID: Record<Exclude<Reach, 'answers'>, string> = {
+  away: 'The service cannot be reached.',
+  failing: 'The service cannot answer at present.',
+};
+
+function watchNetwork(listener: () => void): () => void {
+  window.addEventListener('online', listener);
+  window.addEventListener('offline', listener);
+  return () => {
+    window.removeEventListener('online', listener);
+    window.removeEventListener('offline', listener);
+  };
+}
+
+/**
+ * Says that what is shown may be old, while the service or the network is away. Meanwhile it asks
+ * for the service, and once that is there again everything on the page is read anew.
+ */
 export function OfflineBanner() {
   const queries = useQueryClient();
-  const cache = queries.getQueryCache();
-  const away = useSyncExternalStore(
-    (listener) => {
-      window.addEventListener('online', listener);
-      window.addEventListener('offline', listener);
-      const stop = cache.subscribe(listener);
-      return () => {
-        window.removeEventListener('online', listener);
-        window.removeEventListener('offline', listener);
-        stop();
-      };
-    },
-    () =>
-      !navigator.onLine ||
-      cache.getAll().some(({ state }) => {
-        const error = state.error ?? state.fetchFailureReason;
-        return error instanceof ApiError && error.offline;
-      }),
-  );
-  if (!away) return null;
+  const reach = useReach();
+  const online = useSyncExternalStore(watchNetwork, () => navigator.onLine);
+  const away = reach !== 'answers';
+  useEffect(() => {
+    if (!away) return;
+    // The answer itself is of no interest: each one is told to `useReach`.
+    const ask = () => void request('/v1/session').catch(() => {});
+    const timer = setInterval(ask, ASK_MS);
+    window.addEventListener('online', ask);
+    return () => {
+      clearInterval(timer);
+      window.removeEventListener('online', ask);
+      void queries.invalidateQueries();
+    };
+  }, [away, queries]);
+  if (!away && online) return null;
   return (
     <div className="banner" role="status">
       <span>
-        {navigator.onLine ? 'The service cannot be reached.' : 'This computer is offline.'} What is
+        {online ? SAID[reach === 'answers' ? 'away' : reach] : 'This computer is offline.'} What is
         shown may be out of date; training goes on meanwhile.
       </span>
       <button

@@ -2,6 +2,12 @@
 
 export type Wire = number | string | null | undefined;
 
+/** A value in words, in as many significant digits as it likes or as are asked for. */
+export type Format = (value: number | null, digits?: number) => string;
+
+// Making one takes far longer than using it.
+const grouped = new Intl.NumberFormat('en-US', { maximumFractionDigits: 20 });
+
 /** The number that a value of the wire stands for. */
 export function numberOf(value: Wire): number {
   if (typeof value === 'number') return value;
@@ -23,8 +29,8 @@ export function formatNumber(value: Wire, digits = 4): string {
       .toExponential(Math.min(digits - 1, 2))
       .replace(/\.?0*e\+?/, 'e')
       .replaceAll('-', '−');
-  if (Number.isInteger(number)) return number.toLocaleString('en-US').replace('-', '−');
-  return String(Number(number.toPrecision(digits))).replace('-', '−');
+  const told = Number.isInteger(number) ? number : Number(number.toPrecision(digits));
+  return (size < 1000 ? String(told) : grouped.format(told)).replace('-', '−');
 }
 
 /**
@@ -43,7 +49,7 @@ export function formatTick(value: number, increment: number): string {
 }
 
 /** 12345 as 12.3k: for narrow places. */
-export function formatCompact(value: Wire): string {
+export function formatCompact(value: Wire, digits = 3): string {
   if (value === null || value === undefined) return '–';
   const number = numberOf(value);
   if (!Number.isFinite(number)) return formatNumber(value);
@@ -54,15 +60,15 @@ export function formatCompact(value: Wire): string {
     [1e6, 'M'],
     [1e3, 'k'],
   ] as const) {
-    if (size >= limit) return `${Number((number / limit).toPrecision(3))}${unit}`;
+    if (size >= limit) return `${Number((number / limit).toPrecision(digits))}${unit}`;
   }
-  return formatNumber(number, 3);
+  return formatNumber(number, digits);
 }
 
 const BYTES = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'] as const;
 
 /** Bytes in binary units. */
-export function formatBytes(value: Wire): string {
+export function formatBytes(value: Wire, digits = 3): string {
   if (value === null || value === undefined) return '–';
   let number = numberOf(value);
   if (!Number.isFinite(number)) return formatNumber(value);
@@ -71,7 +77,7 @@ export function formatBytes(value: Wire): string {
     number /= 1024;
     unit += 1;
   }
-  return `${unit === 0 ? number : Number(number.toPrecision(3))} ${BYTES[unit]}`;
+  return `${unit === 0 ? number : Number(number.toPrecision(digits))} ${BYTES[unit]}`;
 }
 
 /** A fraction as per cent. Something that is not zero never reads as zero. */

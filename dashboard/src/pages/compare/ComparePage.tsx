@@ -6,9 +6,10 @@ import { ChartControls, ChartGrid } from '~/charts/ChartGrid';
 import { type Curve, curveOf } from '~/charts/curves';
 import type { Line } from '~/charts/lines';
 import { useChartView } from '~/charts/useChartView';
+import { Name } from '~/components/Name';
 import { Page } from '~/components/Page';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
-import { formatBytes, formatCompact } from '~/format/numbers';
+import { type Format, formatBytes, formatCompact } from '~/format/numbers';
 import { type Job, jobPath, readJson } from '~/pages/job/useJob';
 import { Differences, Figures } from './ComparedTables';
 import { JobPicker } from './JobPicker';
@@ -19,7 +20,7 @@ const COLOURS = [1, 2, 3, 4, 5, 6, 7, 8].map((number) => `--series-${number}`);
 const colourOf = (index: number) => COLOURS[index % COLOURS.length] ?? '--series-1';
 
 // biome-ignore format: a table
-const PANELS: { title: string; name: string; log?: boolean; zero?: boolean; format?: (value: number | null) => string }[] = [
+const PANELS: { title: string; name: string; log?: boolean; zero?: boolean; format?: Format }[] = [
   { title: 'Training loss', name: 'train/loss', log: true },
   { title: 'Evaluation loss', name: 'eval/loss', log: true },
   { title: 'Gradient norm', name: 'train/grad_norm', log: true },
@@ -71,7 +72,7 @@ export default function ComparePage() {
                     aria-hidden="true"
                   />
                   <Link to="/jobs/$jobId" params={{ jobId: id }}>
-                    {job?.name ?? id}
+                    <Name>{job?.name ?? id}</Name>
                   </Link>
                   <button
                     type="button"

@@ -1,11 +1,13 @@
 import { useMemo } from 'react';
 import type { Schemas } from '~/api/client';
 import { curveOf, median } from '~/charts/curves';
+import { Name } from '~/components/Name';
 import { Card, Wide } from '~/components/Page';
 import { StatusBadge } from '~/components/StatusBadge';
 import { formatBytes, formatCompact, formatNumber } from '~/format/numbers';
-import { formatDuration, secondsSince } from '~/format/times';
+import { formatDuration } from '~/format/times';
 import type { Json } from '~/pages/job/specDefaults';
+import { secondsAtWork } from '~/pages/job/trained';
 import type { Job } from '~/pages/job/useJob';
 import { differences } from './specDiff';
 
@@ -35,7 +37,7 @@ export function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schema
                 Peak memory
               </th>
               <th scope="col" className="number">
-                Time
+                Time at work
               </th>
             </tr>
           </thead>
@@ -44,10 +46,11 @@ export function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schema
               const memory = (curveOf(series, 'memory/peak_bytes', job.id)?.max ?? []).filter(
                 (value) => value !== null,
               );
-              const end = job.ended_at ? Date.parse(job.ended_at) : Date.now();
               return (
                 <tr key={job.id}>
-                  <td className="nowrap">{job.name ?? job.id}</td>
+                  <td>
+                    <Name>{job.name ?? job.id}</Name>
+                  </td>
                   <td>
                     <StatusBadge status={job.status} reason={job.reason} detail={job.detail} />
                   </td>
@@ -62,7 +65,7 @@ export function Figures({ jobs, series }: { jobs: Job[]; series: readonly Schema
                   <td className="number">
                     {memory.length > 0 ? formatBytes(Math.max(...memory)) : '–'}
                   </td>
-                  <td className="number">{formatDuration(secondsSince(job.started_at, end))}</td>
+                  <td className="number">{formatDuration(secondsAtWork(job.attempts))}</td>
                 </tr>
               );
             })}
@@ -92,7 +95,7 @@ export function Differences({ jobs }: { jobs: Job[] }) {
                 <th scope="col">Field</th>
                 {jobs.map((job) => (
                   <th key={job.id} scope="col">
-                    {job.name ?? job.id}
+                    <Name>{job.name ?? job.id}</Name>
                   </th>
                 ))}
               </tr>

@@ -5,15 +5,16 @@ import type { Alarm } from './health';
 const FIRST = 50;
 
 /** The alarms of a job, newest first; one that is pressed is shown where it happened. */
-export function AlarmList(props: { alarms: readonly Alarm[]; onPick: (alarm: Alarm) => void }) {
+export function AlarmList(props: {
+  alarms: readonly Alarm[];
+  /** What is said where there are none. */
+  none: string;
+  onPick: (alarm: Alarm) => void;
+}) {
   const [whole, setWhole] = useState(false);
   const { alarms, onPick } = props;
   if (alarms.length === 0) {
-    return (
-      <p className="muted">
-        No scale was frozen, no amax infinite and no tensor cut off beyond 1 %.
-      </p>
-    );
+    return <p className="muted">{props.none}</p>;
   }
   return (
     <>

@@ -89,7 +89,7 @@ const namesIn = (charts: string) => charts.split(',').filter(Boolean).map(decode
 function useOthers(job: Job) {
   const { charts = '' } = useSearch({ strict: false }) as { charts?: string };
   const navigate = useNavigate();
-  const latest = useLatest(job.id);
+  const latest = useLatest(job);
   const others = useMemo(
     () =>
       (latest.data?.items ?? []).map(({ name }) => name).filter((name) => !NAMES.includes(name)),

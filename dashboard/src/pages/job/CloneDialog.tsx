@@ -3,6 +3,7 @@ import { useNavigate } from '@tanstack/react-router';
 import { useState } from 'react';
 import { request } from '~/api/client';
 import specSchema from '~/api/generated/spec-schema.json';
+import { useIdempotencyKey } from '~/api/idempotency';
 import { Dialog } from '~/components/Dialog';
 import { ErrorState } from '~/components/states';
 import { toast } from '~/components/Toast';
@@ -23,6 +24,7 @@ export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void })
   const [text, setText] = useState(() => JSON.stringify(base, null, 2));
   const [error, setError] = useState<unknown>(null);
   const [busy, setBusy] = useState(false);
+  const keyOf = useIdempotencyKey();
 
   async function submit(draft: boolean) {
     setError(null);
@@ -36,7 +38,9 @@ export function CloneDialog({ job, onClose }: { job: Job; onClose: () => void })
     setBusy(true);
     try {
       const path = `${jobPath(job.id)}/clone${draft ? '?draft=true' : ''}`;
-      const answer = await request(path, { method: 'POST', json: mergePatch(base, edited) });
+      const json = mergePatch(base, edited);
+      const headers = { 'Idempotency-Key': keyOf(path + JSON.stringify(json)) };
+      const answer = await request(path, { method: 'POST', json, headers });
       const made = (await answer.json()) as Job;
       toast(draft ? 'A draft was made' : 'The new job is queued');
       void queries.invalidateQueries({ queryKey: ['jobs'] });

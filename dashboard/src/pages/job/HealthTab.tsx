@@ -16,6 +16,7 @@ import {
   type Spot,
   TENSORS,
   type Tensor,
+  unwatched,
 } from './health';
 import { LayerTable } from './LayerTable';
 import { PrecisionCard } from './PrecisionCard';
@@ -25,6 +26,7 @@ import { type Job, useConversion, useCurves, useEvents } from './useJob';
 // The figure that shows what an alarm is about.
 const FIGURE_OF: Record<string, Figure> = { saturation: 'saturated', infinite_amax: 'amax' };
 const NO_ROWS: Schemas['ConversionReport']['rows'] = [];
+const ALL_WELL = 'No scale was frozen, no amax infinite and no tensor cut off beyond 1 %.';
 const Heatmap = lazy(() => import('~/charts/Heatmap'));
 
 /** Whether FP8 helps or harms: by layer and step, in figures, and against a reference. */
@@ -32,7 +34,7 @@ export default function HealthTab({ job }: { job: Job }) {
   const [spot, setSpot] = useState<Spot | null>(null);
   const [tensor, setTensor] = useState<Tensor>('grad_output');
   const [figure, setFigure] = useState<Figure>('saturated');
-  const conversion = useConversion(job.id, job.attempt > 0);
+  const conversion = useConversion(job);
   const events = useEvents(job.id, ['fp8_alarm'], 500);
   const alarms = useMemo(() => alarmsOf(events.data?.items ?? []), [events.data]);
   const rows = conversion.data?.rows ?? NO_ROWS;
@@ -54,8 +56,18 @@ export default function HealthTab({ job }: { job: Job }) {
   return (
     <>
       <ReferenceCard job={job} />
-      <Card title={`Alarms (${alarms.length}${alarms.length === 500 ? '+' : ''})`}>
-        <AlarmList alarms={alarms} onPick={showAlarm} />
+      <Card
+        title={
+          events.data ? `Alarms (${alarms.length}${alarms.length === 500 ? '+' : ''})` : 'Alarms'
+        }
+      >
+        {events.isPending ? (
+          <Loading label="Reading the alarms" />
+        ) : events.data === undefined ? (
+          <ErrorState error={events.error} onRetry={() => void events.refetch()} />
+        ) : (
+          <AlarmList alarms={alarms} none={unseen(job) ?? ALL_WELL} onPick={showAlarm} />
+        )}
       </Card>
       <HeatCard
         job={job}
@@ -87,6 +99,16 @@ export default function HealthTab({ job }: { job: Job }) {
       <PrecisionCard job={job} />
     </>
   );
+}
+
+/** Why nothing was looked at, or not yet; null where figures were recorded. */
+function unseen(job: Job): string | null {
+  const why = unwatched(job.spec);
+  if (why !== null) return why;
+  const { fp8_every_steps: every = 1 } = (job.spec.telemetry ?? {}) as { fp8_every_steps?: number };
+  if (job.progress.step >= every) return null;
+  const when = `The first figures come with step ${every.toLocaleString('en-US')}`;
+  return job.is_final ? `${when}; the job ended before it.` : `${when}.`;
 }
 
 function HeatCard(props: {
@@ -121,8 +143,6 @@ function HeatCard(props: {
   const format = log
     ? (value: number) => formatNumber(value, 3)
     : (value: number) => formatPercent(value);
-  const every = (job.spec as { telemetry?: { fp8_every_steps?: number } }).telemetry
-    ?.fp8_every_steps;
   return (
     <Card
       title="Layers over steps"
@@ -162,9 +182,7 @@ function HeatCard(props: {
         <ErrorState error={curves.error} onRetry={() => void curves.refetch()} />
       ) : heat.layers.length === 0 ? (
         <EmptyState title="Nothing recorded of this tensor">
-          {every === 0
-            ? 'FP8 health is off: set telemetry.fp8_every_steps in the spec.'
-            : 'Only engines that scale tensors record it; a recipe of the engine amp does not.'}
+          {unseen(job) ?? 'This recipe has no such figures of this tensor.'}
         </EmptyState>
       ) : (
         <>

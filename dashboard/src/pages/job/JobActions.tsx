@@ -32,6 +32,8 @@ export function JobActions({ job }: { job: Job }) {
       toast(`The job ${VERBS[verb]}`);
     } catch (error) {
       toastError(error);
+      // It is not as it is shown: it has changed, or is gone.
+      void queries.invalidateQueries({ queryKey: ['job', job.id, 'object'] });
     } finally {
       setBusy(false);
       setDialog(null);
@@ -47,6 +49,7 @@ export function JobActions({ job }: { job: Job }) {
       await navigate({ to: '/jobs' });
     } catch (error) {
       toastError(error);
+      void queries.invalidateQueries({ queryKey: ['job', job.id, 'object'] });
       setBusy(false);
       setDialog(null);
     }

@@ -1,13 +1,16 @@
 import { useNavigate, useParams, useSearch } from '@tanstack/react-router';
 import { type ComponentType, lazy, Suspense, useEffect } from 'react';
+import { ApiError } from '~/api/problem';
 import { Ago } from '~/components/Ago';
+import { Name } from '~/components/Name';
 import { Page, Tile } from '~/components/Page';
 import { ProgressBar } from '~/components/Progress';
 import { StatusBadge } from '~/components/StatusBadge';
 import { ErrorState, Loading } from '~/components/states';
 import { counted, formatBytes, formatCompact, formatNumber } from '~/format/numbers';
-import { formatDuration, secondsSince } from '~/format/times';
+import { formatDuration } from '~/format/times';
 import { JobActions } from './JobActions';
+import { phaseOf, secondsAtWork } from './trained';
 import { type Job, useJob } from './useJob';
 
 interface Tab {
@@ -28,9 +31,15 @@ const VIEWS = Object.fromEntries(
   Object.entries(TABS).map(([id, { load }]) => [id, lazy(load)] as const),
 );
 
+/** Another job is another page: nothing of the one before is shown, or zoomed to, under its name. */
 export default function JobPage() {
   const { jobId } = useParams({ strict: false }) as { jobId: string };
-  const { tab = 'charts' } = useSearch({ strict: false }) as { tab?: string };
+  return <OneJob key={jobId} jobId={jobId} />;
+}
+
+function OneJob({ jobId }: { jobId: string }) {
+  const search = useSearch({ strict: false }) as { tab?: string };
+  const tab = search.tab !== undefined && IDS.includes(search.tab) ? search.tab : 'charts';
   const navigate = useNavigate();
   const query = useJob(jobId);
   const View = VIEWS[tab];
@@ -46,7 +55,8 @@ export default function JobPage() {
     const [own, all] = [chosen.getBoundingClientRect(), list.getBoundingClientRect()];
     list.scrollLeft += own.left + own.width / 2 - (all.left + all.width / 2);
   }, [tab, ready]);
-  if (!job) {
+  const gone = query.error instanceof ApiError && query.error.status === 404;
+  if (!job || gone) {
     return query.isError ? (
       <Page title="Job">
         <ErrorState error={query.error} onRetry={() => void query.refetch()} />
@@ -68,12 +78,14 @@ export default function JobPage() {
       title={name}
       heading={
         <>
-          <h1>{name}</h1>
+          <h1>
+            <Name lines={3}>{name}</Name>
+          </h1>
           <div className="row job-facts">
             <StatusBadge status={job.status} reason={job.reason} />
             <code>{job.id}</code>
             <span className="muted">
-              {job.owner}, created <Ago time={job.created_at} /> ago
+              <Name>{job.owner}</Name>, created <Ago time={job.created_at} /> ago
               {job.is_final ? '' : query.live ? ' · live' : ' · connecting…'}
             </span>
           </div>
@@ -95,9 +107,15 @@ export default function JobPage() {
             tabIndex={tab === id ? 0 : -1}
             onClick={() => show(id)}
             onKeyDown={(event) => {
-              const by = event.key === 'ArrowRight' ? 1 : event.key === 'ArrowLeft' ? -1 : 0;
-              if (by === 0) return;
-              const next = IDS[(IDS.indexOf(id) + by + IDS.length) % IDS.length] ?? id;
+              const at = {
+                ArrowRight: IDS.indexOf(id) + 1,
+                ArrowLeft: IDS.indexOf(id) - 1,
+                Home: 0,
+                End: -1,
+              }[event.key];
+              if (at === undefined) return;
+              event.preventDefault();
+              const next = IDS.at(at % IDS.length) ?? id;
               show(next);
               document.getElementById(`tab-${next}`)?.focus();
             }}
@@ -148,15 +166,21 @@ function Situation({ job }: { job: Job }) {
   );
 }
 
+/** How far the comparison went: the newest figures of it may be old ones. */
+function comparedOf(job: Job): string {
+  const { parity } = job.spec.training as { parity?: { steps?: number } | null };
+  const last = Math.min(parity?.steps ?? job.progress.step, job.progress.step);
+  return last < job.progress.step
+    ? `both at step ${last.toLocaleString('en-US')}`
+    : 'at the newest step';
+}
+
 function Tiles({ job }: { job: Job }) {
   const { step, total_steps, tokens, eta_seconds } = job.progress;
   const latest = job.latest_metrics;
   const attempt = job.attempts.at(-1);
   const gap = latest['parity/gap'];
-  const running = secondsSince(
-    job.started_at,
-    job.ended_at ? Date.parse(job.ended_at) : Date.now(),
-  );
+  const phase = phaseOf(job.attempts);
   return (
     <div className="tiles">
       <div className="tile">
@@ -185,24 +209,20 @@ function Tiles({ job }: { job: Job }) {
         <Tile
           label="Gap to the reference"
           value={`${formatNumber(Number(gap) * 100, 3)} %`}
-          note={`reference ${formatNumber(latest['parity/reference_loss'])}`}
+          note={`reference ${formatNumber(latest['parity/reference_loss'])}, ${comparedOf(job)}`}
         />
       )}
       <Tile label="Tokens/s" value={formatCompact(latest['perf/tokens_per_second'])} />
       <Tile label="Peak memory" value={formatBytes(latest['memory/peak_bytes'])} />
       <Tile
-        label="Time"
-        value={formatDuration(running)}
+        label="Time at work"
+        value={formatDuration(secondsAtWork(job.attempts))}
         note={job.restarts > 0 ? counted(job.restarts, 'restart') : undefined}
       />
       <Tile
         label="Runs on"
         value={job.device === 'cuda' ? 'GPU' : (job.device?.toUpperCase() ?? '–')}
-        note={
-          attempt
-            ? `${attempt.node}${job.is_final || !attempt.phase ? '' : `, ${attempt.phase}`}`
-            : 'no node yet'
-        }
+        note={attempt ? `${attempt.node}${phase === null ? '' : `, ${phase}`}` : 'no node yet'}
       />
     </div>
   );

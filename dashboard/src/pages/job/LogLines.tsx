@@ -3,6 +3,7 @@ import { useCallback, useEffect, useRef, useState } from 'react';
 import type { Schemas } from '~/api/client';
 import { openStream } from '~/api/stream';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
+import { counted } from '~/format/numbers';
 import { formatClock, formatTime } from '~/format/times';
 import { type LogFilter, logQuery, matches } from './logFilter';
 import { type Held, heldOf, withNews, withOlder } from './logLines';
@@ -161,7 +162,7 @@ export function LogLines({ job, filter }: { job: Job; filter: LogFilter }) {
           Follow the end
         </label>
         <span className="hint">
-          {count.toLocaleString('en-US')} lines here, up to {formatTime(lines.at(-1)?.time ?? null)}
+          {counted(count, 'line')} here, up to {formatTime(lines.at(-1)?.time ?? null)}
           {behind ? '; more have come, follow the end to read them' : ''}
         </span>
       </div>

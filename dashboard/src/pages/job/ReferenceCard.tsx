@@ -3,6 +3,7 @@ import { Link } from '@tanstack/react-router';
 import { useMemo } from 'react';
 import type { Schemas } from '~/api/client';
 import { curveOf, median } from '~/charts/curves';
+import { Name } from '~/components/Name';
 import { Card, Tile } from '~/components/Page';
 import { formatBytes, formatCompact, formatPercent, formatRatio, numberOf } from '~/format/numbers';
 import { isReference } from './reference';
@@ -89,7 +90,7 @@ export function ReferenceCard({ job }: { job: Job }) {
           <>
             The BF16 job is{' '}
             <Link to="/jobs/$jobId" params={{ jobId: reference.id }}>
-              {reference.name ?? reference.id}
+              <Name>{reference.name ?? reference.id}</Name>
             </Link>
             : same model, device and sizes.{' '}
             <Link to="/compare" search={{ jobs: `${job.id},${reference.id}` }}>

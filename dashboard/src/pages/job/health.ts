@@ -201,6 +201,19 @@ export function readingOf(
   return `${heat.layers[row]}, ${steps}: ${said.join(', and ') || 'nothing recorded'}`;
 }
 
+const UNWATCHED = new Set(['mxfp8', 'nvfp4']);
+
+/** Why a job's tensors are not watched; null where they are. */
+export function unwatched(spec: { [name: string]: unknown }): string | null {
+  const { engine, scaling = '' } = (spec.recipe ?? {}) as { engine?: string; scaling?: string };
+  const { fp8_every_steps } = (spec.telemetry ?? {}) as { fp8_every_steps?: number };
+  if (engine === 'amp') return 'The engine amp scales no tensors: there is nothing to watch.';
+  if (UNWATCHED.has(scaling)) return `The scaling ${scaling} has no figures of health yet.`;
+  if (fp8_every_steps === 0)
+    return 'FP8 health is off: telemetry.fp8_every_steps is 0 in the spec.';
+  return null;
+}
+
 export interface Alarm {
   seq: number;
   step: number;

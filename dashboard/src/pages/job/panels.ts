@@ -3,12 +3,12 @@
 import type { Schemas } from '~/api/client';
 import { type Curve, curveOf } from '~/charts/curves';
 import type { Line } from '~/charts/lines';
-import { formatBytes, formatCompact, formatPercent } from '~/format/numbers';
+import { type Format, formatBytes, formatCompact, formatPercent } from '~/format/numbers';
 
 interface Known {
   title: string;
   names: readonly [name: string, label: string][];
-  format?: (value: number | null) => string;
+  format?: Format;
   log?: boolean;
   zero?: boolean;
   steady?: boolean;

@@ -1,6 +1,7 @@
 import { keepPreviousData, useQuery, useQueryClient } from '@tanstack/react-query';
 import { useEffect, useState } from 'react';
 import { request, type Schemas } from '~/api/client';
+import { ApiError } from '~/api/problem';
 import { openStream } from '~/api/stream';
 
 export type Job = Schemas['JobDetail'];
@@ -13,6 +14,9 @@ const base = (id: string) => `/v1/jobs/${encodeURIComponent(id)}`;
 // How long they may lag behind: each time all that are shown are read in one request.
 const CURVES_MS = 3000;
 const EVENTS_MS = 1500;
+const ENDED_MS = 30_000;
+// What is not there yet, or of an attempt before, is asked for again so often.
+const ABSENT_MS = 4000;
 // Nobody reads a number that changes more often than this.
 const PROGRESS_MS = 200;
 
@@ -37,7 +41,8 @@ export function useJob(id: string) {
   const query = useQuery({
     queryKey: ['job', id, 'object'],
     queryFn: ({ signal }) => json<Job>(base(id), signal),
-    refetchInterval: ({ state }) => (live || state.data?.is_final ? false : 5000),
+    // One that has ended changes no more, but may be deleted while somebody looks at it.
+    refetchInterval: ({ state }) => (state.data?.is_final ? ENDED_MS : live ? false : 5000),
   });
   const final = query.data?.is_final;
   const known = query.data !== undefined;
@@ -121,13 +126,20 @@ export function useCurves(
   });
 }
 
-/** Names and newest values of the job's metrics outside FP8 health. */
-export function useLatest(id: string) {
+// All names that do not begin with `fp8/`: patterns have no other way to say so.
+const OUTSIDE_HEALTH = ['[!f]*', 'f', 'f[!p]*', 'fp', 'fp[!8]*', 'fp8', 'fp8[!/]*'];
+
+/** Names and newest values of the job's metrics outside FP8 health; of a job that goes on, new ones too. */
+export function useLatest(job: Job) {
   return useQuery({
-    queryKey: ['job', id, 'latest'],
-    queryFn: ({ signal }) =>
-      json<Schemas['LatestPage']>(`${base(id)}/metrics/latest?name=[!f]*&limit=500`, signal),
+    queryKey: ['job', job.id, 'latest'],
+    queryFn: ({ signal }) => {
+      const query = new URLSearchParams(OUTSIDE_HEALTH.map((pattern) => ['name', pattern]));
+      query.set('limit', '500');
+      return json<Schemas['LatestPage']>(`${base(job.id)}/metrics/latest?${query}`, signal);
+    },
     staleTime: 15_000,
+    refetchInterval: job.is_final ? false : 15_000,
   });
 }
 
@@ -140,20 +152,24 @@ export function useCheckpoints(id: string) {
   });
 }
 
-export function useConversion(id: string, enabled = true) {
-  return useQuery({
-    queryKey: ['job', id, 'conversion'],
-    queryFn: ({ signal }) => json<Schemas['ConversionReport']>(`${base(id)}/conversion`, signal),
-    enabled,
-    retry: false,
-  });
+export function useConversion(job: Job) {
+  return useAttemptReport<Schemas['ConversionReport']>(job, 'conversion');
 }
 
-export function usePrecision(id: string) {
+export function usePrecision(job: Job) {
+  return useAttemptReport<Schemas['PrecisionTable']>(job, 'precision');
+}
+
+/** What each attempt reports once, soon after it began: no event tells that it is there. */
+function useAttemptReport<Report extends { attempt: number }>(job: Job, name: string) {
   return useQuery({
-    queryKey: ['job', id, 'precision'],
-    queryFn: ({ signal }) => json<Schemas['PrecisionTable']>(`${base(id)}/precision`, signal),
-    retry: false,
+    queryKey: ['job', job.id, name],
+    queryFn: ({ signal }) => json<Report>(`${base(job.id)}/${name}`, signal),
+    enabled: job.attempt > 0,
+    // That it is not there yet is no failure to be tried again at once.
+    retry: (count, error) => count < 3 && !(error instanceof ApiError && error.status === 404),
+    refetchInterval: ({ state }) =>
+      job.is_final || state.data?.attempt === job.attempt ? false : ABSENT_MS,
   });
 }
 

@@ -8,6 +8,7 @@ import { ProgressBar } from '~/components/Progress';
 import { StatusBadge } from '~/components/StatusBadge';
 import { formatCompact, formatNumber, formatPercent } from '~/format/numbers';
 import { formatAge } from '~/format/times';
+import { phaseOf } from '~/pages/job/trained';
 import type { JobRow } from './rows';
 import { useSparklines } from './useSparklines';
 
@@ -179,7 +180,7 @@ const Row = memo(function Row(props: {
           title={name}
           onClick={(event) => props.onOpen(event, job.id)}
         >
-          {name}
+          <bdi>{name}</bdi>
         </a>
         <span className="line sub mono">{job.id}</span>
       </span>
@@ -208,7 +209,7 @@ const Row = memo(function Row(props: {
       </span>
       <span {...cell} data-cell="owner">
         <span className="line" title={job.owner}>
-          {job.owner}
+          <bdi>{job.owner}</bdi>
         </span>
       </span>
       <span {...cell} data-cell="labels">
@@ -221,7 +222,7 @@ const Row = memo(function Row(props: {
               title={`Only jobs with ${label}=${value}`}
               onClick={() => props.onLabel(label, value)}
             >
-              {label}={value}
+              <bdi>{label}</bdi>=<bdi>{value}</bdi>
             </button>
           ))}
         </span>
@@ -249,7 +250,7 @@ function Why({ job }: { job: JobRow }) {
     : attempt?.stalled_since
       ? 'no progress for a while'
       : null;
-  const text = job.is_final || !attempt ? job.detail : (trouble ?? job.detail ?? attempt.phase);
+  const text = job.is_final ? job.detail : (trouble ?? job.detail ?? phaseOf(job.attempts));
   if (!text || text === job.status || job.reason === 'completed') return null;
   return (
     <span className="line sub" title={text}>

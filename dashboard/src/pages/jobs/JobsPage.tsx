@@ -186,7 +186,7 @@ function FilterBar({
             change({ labels: rest });
           }}
         >
-          {name}={value} ×
+          <bdi>{name}</bdi>=<bdi>{value}</bdi> ×
         </button>
       ))}
     </div>

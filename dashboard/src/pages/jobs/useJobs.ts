@@ -8,7 +8,13 @@ import { type JobPage, type JobRow, merged, unique } from './rows';
 const PAGE = 250;
 // While jobs run, what rows show of them is asked for again so often.
 const REFRESH_MS = 4000;
+// A list of one page is read again so often.
+const AGAIN_MS = 30_000;
 const LIVE = ['queued', 'starting', 'running', 'pausing', 'cancelling'];
+
+const isShort = (data: InfiniteData<JobPage> | undefined) => (data?.pages.length ?? 0) <= 1;
+
+const isSeen = () => document.visibilityState === 'visible';
 
 async function readPage(query: string, signal?: AbortSignal): Promise<JobPage> {
   return (await (await request(`/v1/jobs?${query}`, { signal })).json()) as JobPage;
@@ -23,8 +29,9 @@ export function useJobs(filters: Filters) {
     queryFn: ({ pageParam, signal }) => readPage(listQuery(filters, PAGE, pageParam), signal),
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
-    staleTime: 30_000,
-    refetchOnWindowFocus: false,
+    staleTime: AGAIN_MS,
+    // That a job was deleted no stream tells. A long list is not read anew under its reader.
+    refetchOnWindowFocus: ({ state }) => isShort(state.data),
   });
   const [live, setLive] = useState(false);
   const [unseen, setUnseen] = useState(0);
@@ -67,21 +74,30 @@ export function useJobs(filters: Filters) {
         // The next status that is told reads them again.
       }
     }
+    let open = false;
     const close = openStream({
       path: '/v1/events/stream?include=status',
       on: { status: onStatus, reset: () => void refetch() },
-      onLive: setLive,
+      onLive: (now) => {
+        open = now;
+        setLive(now);
+      },
     });
 
     // Progress and metrics are no events: the unfinished jobs are polled, with an ETag.
     let etag: string | null = null;
     let timer: ReturnType<typeof setTimeout> | undefined;
+    let readAt = Date.now();
     const wanted = filters.statuses.length > 0 ? filters.statuses : LIVE;
     const statuses = wanted.filter((status) => LIVE.includes(status));
     async function poll() {
       try {
+        if (isShort(data()) && Date.now() - readAt > AGAIN_MS && isSeen()) {
+          readAt = Date.now();
+          await refetch();
+        }
         const unfinished = data()?.pages.some((page) => page.items.some((row) => !row.is_final));
-        if (statuses.length > 0 && unfinished && document.visibilityState === 'visible') {
+        if (statuses.length > 0 && unfinished && isSeen()) {
           const query = listQuery({ ...filters, statuses }, 500);
           const headers: HeadersInit = etag === null ? {} : { 'If-None-Match': etag };
           const answer = await request(`/v1/jobs?${query}`, { headers, cache: 'no-store' });
@@ -90,9 +106,12 @@ export function useJobs(filters: Filters) {
             const page = (await answer.json()) as JobPage;
             patch(new Map(page.items.map((row) => [row.id, row])));
           }
+        } else if (!open && isSeen()) {
+          // Why the stream is not there, an answer tells: the service is away, or the key no longer valid.
+          await request('/v1/jobs?limit=1&fields=name');
         }
       } catch {
-        // The list's own query tells that the service is away.
+        // That the service is away is told to whoever asks `useReach`.
       }
       if (!stopped) timer = setTimeout(() => void poll(), REFRESH_MS);
     }

@@ -3,6 +3,7 @@ import { useNavigate, useSearch } from '@tanstack/react-router';
 import { useMemo, useState } from 'react';
 import { request, type Schemas } from '~/api/client';
 import specSchema from '~/api/generated/spec-schema.json';
+import { useIdempotencyKey } from '~/api/idempotency';
 import { useScope } from '~/app/session';
 import { CopyButton } from '~/components/CopyButton';
 import { Card, Page } from '~/components/Page';
@@ -202,13 +203,6 @@ function Section({ names }: { names: string[] }) {
   );
 }
 
-/** 128 random bits, also where a page without TLS has no `crypto.randomUUID`. */
-function newIdempotencyKey(): string {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) =>
-    byte.toString(16).padStart(2, '0'),
-  ).join('');
-}
-
 function Submission(props: {
   spec: JsonObject;
   valid: boolean;
@@ -219,16 +213,18 @@ function Submission(props: {
   const navigate = useNavigate();
   const [busy, setBusy] = useState(false);
   const [wait, setWait] = useState(false);
+  const keyOf = useIdempotencyKey();
   async function submit(draft: boolean) {
     setBusy(true);
     try {
       const query = new URLSearchParams();
       if (draft) query.set('draft', 'true');
       if (wait) query.set('allow_waiting', 'true');
-      const answer = await request(`/v1/jobs?${query}`, {
+      const path = `/v1/jobs?${query}`;
+      const answer = await request(path, {
         method: 'POST',
         json: props.spec,
-        headers: { 'Idempotency-Key': newIdempotencyKey() },
+        headers: { 'Idempotency-Key': keyOf(path + JSON.stringify(props.spec)) },
       });
       const job = (await answer.json()) as Schemas['JobDetail'];
       void queries.invalidateQueries({ queryKey: ['jobs'] });

@@ -5,6 +5,7 @@ import { body, client, type Schemas } from '~/api/client';
 import { useScope } from '~/app/session';
 import { Ago } from '~/components/Ago';
 import { ConfirmDialog } from '~/components/Dialog';
+import { Name } from '~/components/Name';
 import { Card, Page } from '~/components/Page';
 import { StatusBadge } from '~/components/StatusBadge';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
@@ -127,7 +128,7 @@ function NodeCard({ node, jobs }: { node: Node; jobs: PlacedJob[] }) {
           {jobs.map((job) => (
             <li key={job.id}>
               <Link to="/jobs/$jobId" params={{ jobId: job.id }}>
-                {job.name ?? job.id}
+                <Name>{job.name ?? job.id}</Name>
               </Link>
               <StatusBadge status={job.status} />
             </li>
