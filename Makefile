@@ -8,7 +8,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # Two threads of torch per test process would fight over two cores.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# For two cores: one of the three processes mostly waits (tests/spread.py).
+PYTEST := $(TEST_ENV) $(BIN)/python -m pytest -q -n 3 --dist loadfile --durations=40 --durations-min=5
 
 SEED ?= 1
 DURATION ?= 600

@@ -17,6 +17,16 @@ from tests.running_service import Service, corpus
 _numbers = itertools.count(1)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``, one process takes the files that mostly wait."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.spread import Spread
+
+    return Spread(config, log)
+
+
 @pytest.fixture(scope="session")
 def database_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServers]:
     """Running servers, shared by all tests of this process; they end with it, however it ends.
