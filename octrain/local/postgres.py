@@ -127,7 +127,7 @@ class PostgresServer:
         import psycopg
 
         try:
-            psycopg.connect(self.url("postgres")).close()
+            psycopg.connect(self.url("postgres"), connect_timeout=10).close()
         except psycopg.OperationalError as error:
             # Whatever else is wrong is told by whoever connects next.
             return "password authentication failed" not in str(error)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octrain_worker.agent import supervisors as supervisors_module
 from octrain_worker.agent.supervisors import Supervisors
 from octrain_worker.api_client import ApiClient
 from octrain_worker.attempt_folder import AttemptFolder, SupervisorRecord, write_private
@@ -16,6 +18,7 @@ from octrain_worker.settings import NodeSettings, WorkerSettings
 from octrain_worker.supervisor import link as link_module
 from octrain_worker.supervisor.lease import Lease
 from octrain_worker.supervisor.link import Link
+from octrain_worker.supervisor.main import Assignment
 
 LARGE = ("work", "model", "dataset", "uploads", "spool")
 
@@ -37,6 +40,42 @@ def folder(tmp_path: Path) -> AttemptFolder:
 def supervisors(tmp_path: Path) -> Supervisors:
     settings = WorkerSettings(node=NodeSettings(data_dir=tmp_path, spare_trainer=False))
     return Supervisors(settings, "node_1", slots=1)
+
+
+def test_nothing_is_begun_once_the_node_shuts_down(supervisors: Supervisors) -> None:
+    """A message that was taken just before: who would tell its supervisor to save?"""
+    supervisors.shut_down(0.1, threading.Event())
+    assert supervisors.start(Assignment("att_1", "job_1", 1)) is None
+    assert supervisors.active() == []
+
+
+def test_an_attempt_whose_supervisors_all_crash_is_given_up(
+    workplace: Any, until: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them claims it once more, which renews the lease: it would never be lost."""
+    for name, value in workplace.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(supervisors_module, "_MOST_CRASHES", 2)
+    monkeypatch.setattr(supervisors_module, "_SUCCESSOR_DELAYS", (0.0,))
+    monkeypatch.setenv("OCTRAIN_WORKER_SPARE_TRAINER", "false")
+    attempt = workplace.api.add("att_1", {})
+    folder = workplace.folder("att_1")
+    folder.create()
+    folder.write_record(SupervisorRecord("att_1", "job_1", 1, "n", "m", 1, 1, "another boot"))
+    folder.started.write_text("{}")
+    # Damaged on the disk, whoever opens it.
+    folder.spool.write_text("no folder")
+    supervisors = Supervisors(WorkerSettings(), "node_1", slots=1)
+    supervisors.adopt_all()
+
+    def is_given_up() -> bool:
+        supervisors.tick()
+        return not supervisors.active()
+
+    until(is_given_up, "the end of the trials", 90)
+    assert attempt.claims == 3
+    assert attempt.finished is None
+    assert folder.started.exists()
 
 
 def left(folder: AttemptFolder) -> set[str]:

@@ -23,6 +23,7 @@ from typing import IO
 from octrain_worker.attempt_folder import AttemptFolder, read_json, write_private
 from octrain_worker.clock import boot_id, boot_time
 from octrain_worker.settings import WorkerSettings
+from octrain_worker.supervisor.closing import ExitStatus
 from octrain_worker.supervisor.environment import MARKER
 from octrain_worker.supervisor.main import Assignment
 from octrain_worker.supervisor.process_tree import (
@@ -38,6 +39,9 @@ __all__ = ["Handle", "Supervisors"]
 logger = logging.getLogger(__name__)
 
 _SUCCESSOR_DELAYS = (0.0, 2.0, 10.0, 30.0, 60.0)
+# So many successors of one attempt may crash in a row. Each renews the lease when it claims, which
+# would otherwise keep the attempt for ever.
+_MOST_CRASHES = 10
 _OVERDUE_SECONDS = 1.0
 # In which an idle supervisor ends its spare trainer and itself.
 _IDLE_SECONDS = 3.0
@@ -74,6 +78,7 @@ class Supervisors:
         self._lock = threading.RLock()
         self._handles: dict[str, Handle] = {}
         self._successors: dict[str, tuple[int, float]] = {}
+        self._crashes: dict[str, int] = {}
         self._idle: subprocess.Popen[bytes] | None = None
         self._idle_not_before = 0.0
         self._keep_idle = settings.node.spare_trainer
@@ -87,8 +92,8 @@ class Supervisors:
             return sorted({*self._handles, *self._successors})
 
     def start(self, assignment: Assignment) -> Handle | None:
-        """Has this attempt supervised; None when it has had its run here. Asking again for one
-        that is supervised answers with the supervisor it has.
+        """Has this attempt supervised; None when it has had its run here, or when the node shuts
+        down. Asking again for one that is supervised answers with the supervisor it has.
 
         Raises ``ValueError`` for what is no attempt's id.
         """
@@ -96,6 +101,9 @@ class Supervisors:
             handle = self._handles.get(assignment.attempt_id)
             if handle is not None and handle.alive:
                 return handle
+            if self._shutting_down:
+                # It would outlive the node's worker, and nobody would have told it to save.
+                return None
             folder = self._folder(assignment.attempt_id)
             if folder.finished.exists():
                 return None
@@ -216,19 +224,35 @@ class Supervisors:
         handle.ended.set()
         folder = self._folder(attempt_id)
         if folder.finished.exists() or folder.read_record() is None:
-            self._successors.pop(attempt_id, None)
+            self._forget(attempt_id)
+            return
+        # Of one that was adopted nobody knows how it ended.
+        left = handle.child is not None and handle.child.poll() == ExitStatus.LEFT_FOR_SUCCESSOR
+        crashes = self._crashes[attempt_id] = 0 if left else self._crashes.get(attempt_id, 0) + 1
+        if crashes > _MOST_CRASHES:
+            logger.error(
+                "attempt %s is given up after %d supervisors that crashed; its lease will end it",
+                attempt_id,
+                crashes,
+            )
+            self._forget(attempt_id)
             return
         tries = self._successors.get(attempt_id, (0, 0.0))[0]
         delay = _SUCCESSOR_DELAYS[min(tries, len(_SUCCESSOR_DELAYS) - 1)]
         self._successors[attempt_id] = (tries, time.monotonic() + delay)
         logger.warning("the supervisor of attempt %s is gone, the attempt is open", attempt_id)
 
+    def _forget(self, attempt_id: str) -> None:
+        """No successor is started for this attempt."""
+        self._successors.pop(attempt_id, None)
+        self._crashes.pop(attempt_id, None)
+
     def _succeed(self, attempt_id: str) -> None:
         tries, _ = self._successors[attempt_id]
         folder = self._folder(attempt_id)
         record = folder.read_record()
         if record is None or folder.finished.exists():
-            del self._successors[attempt_id]
+            self._forget(attempt_id)
             return
         self._successors[attempt_id] = (tries + 1, 0.0)
         self._start_successor(Assignment(attempt_id, record.job_id, record.attempt))
