@@ -153,7 +153,7 @@ _kind(
     409,
     "Conflict with the present state",
     "The job's status does not allow the change; `job_status` says what it is.",
-    "Read the job, and decide anew.",
+    "`detail` says what can be done instead.",
 )
 _kind(
     "key-revoked",

@@ -88,7 +88,7 @@ async def test_a_node_of_repeated_faults_is_set_aside_until_released(
     assert len(event["data"]["jobs"]) == 3
     waiting = await submit(user)
     assert await worker.schedule() == 0
-    assert "set aside for repeated faults" in (await _job(user, waiting))["waiting_for"]
+    assert "until an administrator releases it" in (await _job(user, waiting))["waiting_for"]
     answer = await admin.post(f"/nodes/{worker.node_id}/release")
     assert answer.json()["quarantined_since"] is None
     assert await worker.schedule() == 1

@@ -260,4 +260,4 @@ def _rank(device: str, room: Room) -> int:
 
 NOT_HEARD = "is not heard"
 DRAINED = "is drained"
-SET_ASIDE = "is set aside for repeated faults"
+SET_ASIDE = "is set aside for repeated faults until an administrator releases it"

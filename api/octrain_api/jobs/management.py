@@ -15,6 +15,7 @@ from octrain_api.jobs import transitions
 from octrain_api.jobs.deletion import remove_contents
 from octrain_api.jobs.given import as_given, given_with
 from octrain_api.jobs.overrides import overridden
+from octrain_api.jobs.refusals import wrong_status
 from octrain_api.jobs.repository import JobFilter, JobRepository
 from octrain_api.jobs.rows import JobRow
 from octrain_api.jobs.schemas import JobChanges
@@ -134,11 +135,7 @@ class JobManager:
                 who=self._who,
             )
         except transitions.TransitionRefused as error:
-            raise conflict(
-                "wrong-status",
-                f"The job is {job.status}; it cannot be started now: {error.why}.",
-                job_status=job.status,
-            ) from error
+            raise wrong_status(job, error) from error
         return job
 
     async def cancel_many(

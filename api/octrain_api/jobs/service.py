@@ -26,6 +26,7 @@ from octrain_api.jobs.checks import (
     own_root_texts,
 )
 from octrain_api.jobs.given import as_given
+from octrain_api.jobs.refusals import wrong_status
 from octrain_api.jobs.repository import JobRepository
 from octrain_api.jobs.rows import JobRow, JobRows
 from octrain_api.jobs.submission import FirstEvent, NewJob, Submission, Unless, store
@@ -320,8 +321,4 @@ class JobService:
                 who=self._who,
             )
         except transitions.TransitionRefused as error:
-            raise conflict(
-                "wrong-status",
-                f"The job is {job.status}; it cannot become {to.value} now: {error.why}.",
-                job_status=job.status,
-            ) from error
+            raise wrong_status(job, error) from error

@@ -140,15 +140,27 @@ class NodeRepository:
 
     async def send_messages_again(self, queue: str) -> None:
         """Have the relay send every unclaimed message of this queue anew."""
+        # In the order in which the relay locks those that it has sent.
+        rows = (
+            select(Outbox.attempt_id)
+            .where(Outbox.queue == queue)
+            .order_by(Outbox.attempt_id)
+            .with_for_update()
+        )
         await self._session.execute(
-            update(Outbox).where(Outbox.queue == queue).values(sent_at=None, sendings=0)
+            update(Outbox).where(Outbox.attempt_id.in_(rows)).values(sent_at=None, sendings=0)
         )
 
     async def mark_unreachable(self, heartbeat_ttl: int) -> None:
         """Note the nodes that were not heard for `heartbeat_ttl` seconds."""
-        await self._session.execute(
-            update(Node)
+        # Locked in the order of ids, as by whoever places attempts on several.
+        silent = (
+            select(Node.id)
             .where(Node.unreachable_since.is_(None))
             .where(Node.last_heartbeat_at <= func.now() - seconds(heartbeat_ttl))
-            .values(unreachable_since=Node.last_heartbeat_at)
+            .order_by(Node.id)
+            .with_for_update()
+        )
+        await self._session.execute(
+            update(Node).where(Node.id.in_(silent)).values(unreachable_since=Node.last_heartbeat_at)
         )

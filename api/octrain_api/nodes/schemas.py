@@ -63,7 +63,9 @@ class NodeHeartbeatRequest(BaseModel):
 
     model_config = _STRICT
 
-    active_attempts: list[str] = Field(default=[], max_length=10_000)
+    active_attempts: list[str] = Field(
+        default=[], max_length=10_000, description="of these the answer names none in `placed`"
+    )
     stopping: bool = Field(
         default=False,
         description="the node shuts down: it counts as gone until it is heard without this",

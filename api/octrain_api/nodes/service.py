@@ -105,6 +105,7 @@ class NodeService:
             placed=[
                 PlacedAttempt(attempt_id=one.id, job_id=one.job_id, attempt=one.number)
                 for one in missed
+                if one.id not in request.active_attempts
             ],
             leftovers=[
                 LeftoverOrder(id=one.id, url=one.url, keep=await leftovers.kept_below(one.url))
