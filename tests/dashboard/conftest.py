@@ -14,8 +14,8 @@ from tests.running_service import Service
 
 @pytest.fixture(scope="session")
 def played_service(start_service: StartService) -> Service:
-    """A stack for nodes that are played: the one that others share must not know of any. It may
-    send webhooks to this machine, and soon gives up on one."""
+    """A stack for nodes that are played, and without a real one: the stack that others share must
+    not know of any. It may send webhooks to this machine, and soon gives up on one."""
     return start_service(
         "played",
         {
@@ -24,6 +24,7 @@ def played_service(start_service: StartService) -> Service:
             "OCTRAIN_WEBHOOK_RETRY_FIRST": "0.2",
             "OCTRAIN_WEBHOOK_GIVE_UP_AFTER": "0.5",
         },
+        workers=[],
     )
 
 
