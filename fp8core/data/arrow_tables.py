@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -16,7 +17,9 @@ from fp8core.data.records import (
     invalid,
 )
 
-__all__ = ["check_schema", "check_table"]
+__all__ = ["check_schema", "check_table", "checksum"]
+
+_SUMMED_AT_ONCE = 1000
 
 
 def check_schema(schema: pa.Schema, fields: Fields, name: str) -> None:
@@ -26,6 +29,12 @@ def check_schema(schema: pa.Schema, fields: Fields, name: str) -> None:
             present = ", ".join(map(repr, schema.names[:8])) or "none"
             raise invalid(
                 name, f"no column {column!r} (columns: {present})", pointer=f"/data/columns/{field}"
+            )
+        if schema.names.count(column) > 1:
+            raise invalid(
+                name,
+                f"there are {schema.names.count(column)} columns {column!r}",
+                pointer=f"/data/columns/{field}",
             )
         type_ = schema.field(column).type
         wanted = _refusal(field, type_)
@@ -63,6 +72,22 @@ def check_table(
             # Each row is looked at; the other fields are checked in full by their type.
             for row, value in enumerate(values):
                 _check_value(field, column, value.as_py(), where, row)
+
+
+def checksum(table: pa.Table, value: int = 0) -> int:
+    """The CRC-32 of what ``table`` holds, however it is cut into chunks; goes on from ``value``."""
+    for start in range(0, len(table), _SUMMED_AT_ONCE):
+        part = table.slice(start, _SUMMED_AT_ONCE)
+        copies = [_copied(column) for column in part.columns]
+        value = zlib.crc32(pa.record_batch(copies, part.column_names).serialize(), value)
+    return value
+
+
+def _copied(column: pa.ChunkedArray) -> pa.Array:
+    """In one piece that holds these rows alone: of a slice the bytes around it would count."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    return pa.concat_arrays([pa.array([], column.type), *column.chunks])
 
 
 def _note_labels(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fp8core.data.chat import DEFAULT_TEMPLATE, ChatTemplateError, encode_chat
 from fp8core.data.records import DataFormat, Record, invalid
-from fp8core.data.tokenizers import Encoded, Tokenizer
+from fp8core.data.tokenizers import Encoded, Tokenizer, TokenizerFailure
 from fp8core.errors import SpecRefused
 
 __all__ = ["Example", "ExampleEncoder", "texts_of"]
@@ -75,17 +75,18 @@ class ExampleEncoder:
     def encode(self, records: Sequence[Record], where: Callable[[int], str]) -> list[Example]:
         """One example for each record; ``where`` names the i-th of them for a person.
 
-        Raises ``DataInvalid`` for a chat that the template refuses, and for a label of no class.
+        Raises ``DataInvalid`` for a chat that the template refuses, for text that the tokenizer
+        does, and for a label of no class.
         """
         if self._format == "chat":
             return [self._chat(record, partial(where, i)) for i, record in enumerate(records)]
         if self._format == "prompt_completion":
-            return self._prompt_completion(records)
+            return self._prompt_completion(records, where)
         return self._text(records, where)
 
     def _text(self, records: Sequence[Record], where: Callable[[int], str]) -> list[Example]:
         texts = [record.fields["text"] for record in records]
-        encodings = self._tokenizer.encode_batch(texts, offsets=self._count_bytes)
+        encodings = self._encode_batch(texts, where)
         examples: list[Example] = []
         for index, (record, encoded) in enumerate(zip(records, encodings, strict=True)):
             label = -1
@@ -99,10 +100,12 @@ class ExampleEncoder:
             examples.append(self._assemble(begin, [encoded], end, label=label))
         return examples
 
-    def _prompt_completion(self, records: Sequence[Record]) -> list[Example]:
+    def _prompt_completion(
+        self, records: Sequence[Record], where: Callable[[int], str]
+    ) -> list[Example]:
         # Prompt and completion are encoded apart, as the prompt will be when the model is used.
         texts = [record.fields[name] for record in records for name in ("prompt", "completion")]
-        encodings = self._tokenizer.encode_batch(texts, offsets=self._count_bytes)
+        encodings = self._encode_batch(texts, lambda index: where(index // 2))
         examples: list[Example] = []
         for prompt, completion in zip(encodings[::2], encodings[1::2], strict=True):
             first = len(self._begin) + len(prompt.ids)
@@ -111,11 +114,25 @@ class ExampleEncoder:
             )
         return examples
 
+    def _encode_batch(self, texts: Sequence[str], where: Callable[[int], str]) -> list[Encoded]:
+        try:
+            return self._tokenizer.encode_batch(texts, offsets=self._count_bytes)
+        except TokenizerFailure:
+            # It does not say of which text.
+            for index, text in enumerate(texts):
+                try:
+                    self._tokenizer.encode_batch([text], offsets=self._count_bytes)
+                except TokenizerFailure as error:
+                    raise invalid(where(index), f"the tokenizer refuses it: {error}") from error
+            raise
+
     def _chat(self, record: Record, where: Callable[[], str]) -> Example:
         try:
             encoded, targets = encode_chat(self._tokenizer, record.fields["messages"])
         except ChatTemplateError as error:
             raise invalid(where(), str(error)) from error
+        except TokenizerFailure as error:
+            raise invalid(where(), f"the tokenizer refuses it: {error}") from error
         return self._cut(encoded.ids, targets, encoded.byte_lengths, -1)
 
     def _assemble(

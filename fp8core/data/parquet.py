@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fp8core.data.arrow_tables import check_schema, check_table
+from fp8core.data.arrow_tables import check_schema, check_table, checksum
 from fp8core.data.order import Groups
-from fp8core.data.records import Record, RecordChecker, invalid
+from fp8core.data.records import Record, RecordChecker, invalid, unreadable
 
 __all__ = ["ParquetSource"]
 
@@ -42,7 +42,7 @@ class ParquetSource:
     ) -> None:
         self._files = list(files)
         self._fields = checker.fields
-        self._columns = list(checker.fields.columns.values())
+        self._columns = list(dict.fromkeys(checker.fields.columns.values()))
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
         self._limit = 2 * window_bytes
         self._opened: tuple[int, pq.ParquetFile] | None = None
@@ -52,21 +52,27 @@ class ParquetSource:
         starts: list[int] = []
         sizes: list[int] = []
         total = 0
-        checksum = 0
+        content = 0
         self.skipped = 0
         for file_index, (path, name) in enumerate(self._files):
             file = _open(path, name)
             check_schema(file.schema_arrow, self._fields, name)
-            footer = _footer(path)
+            footer = _footer(path, name)
             self._footers.append(zlib.crc32(footer))
-            checksum = zlib.crc32(footer, checksum)
+            content = zlib.crc32(footer, content)
             row = 0
             for group in range(file.metadata.num_row_groups):
                 description = file.metadata.row_group(group)
                 if description.num_rows == 0:
                     continue
                 table = _read(file, group, self._columns, name)
+                if len(table) != description.num_rows:
+                    raise invalid(
+                        f"{name}, row group {group}",
+                        f"damaged: {len(table)} rows, not {description.num_rows}",
+                    )
                 check_table(table, checker, partial(_row_name, name, row))
+                content = checksum(table, content)
                 self._places.append((file_index, group, row))
                 starts.append(total)
                 sizes.append(table.nbytes)
@@ -79,7 +85,7 @@ class ParquetSource:
         self.groups: Groups | None = Groups(
             self._starts, np.array(sizes, dtype=np.int64), window_bytes
         )
-        self.fingerprint = f"parquet:{total}:{checksum:08x}"
+        self.fingerprint = f"parquet:{total}:{content:08x}"
 
     def __len__(self) -> int:
         return self._length
@@ -123,7 +129,7 @@ class ParquetSource:
         path, name = self._files[file_index]
         if self._opened is None or self._opened[0] != file_index:
             file = _open(path, name)
-            if zlib.crc32(_footer(path)) != self._footers[file_index]:
+            if zlib.crc32(_footer(path, name)) != self._footers[file_index]:
                 raise invalid(name, "the file changed since training began")
             self._opened = file_index, file
         return self._opened[1], name
@@ -140,7 +146,9 @@ def _open(path: Path, name: str) -> pq.ParquetFile:
     try:
         if path.stat().st_size == 0:
             raise invalid(name, "the file is empty")
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
+        file.schema_arrow  # noqa: B018  # a schema that Arrow has no types for fails only here
+        return file
     except pa.ArrowException as error:
         raise invalid(name, f"not a readable Parquet file: {_first_line(error)}") from None
     except OSError as error:
@@ -155,14 +163,17 @@ def _read(file: pq.ParquetFile, group: int, columns: list[str], name: str) -> pa
         raise invalid(f"{name}, row group {group}", f"damaged: {_first_line(error)}") from None
 
 
-def _footer(path: Path) -> bytes:
+def _footer(path: Path, name: str) -> bytes:
     """The file's own description: schema, row groups, offsets, sizes and statistics."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(size - 8)
-        length = int.from_bytes(file.read(4), "little")
-        file.seek(max(0, size - 8 - length))
-        return file.read(length)
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 8))
+            length = int.from_bytes(file.read(4), "little")
+            file.seek(max(0, size - 8 - length))
+            return file.read(length)
+    except OSError as error:
+        raise unreadable(name, error) from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,22 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Backend
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import cached_file
 
 from fp8core.data.tokenizer_build import byte_tokenizer, train_tokenizer
-from fp8core.errors import ModelUnavailable, SpecRefused
-from fp8core.paths import is_below, resolve_path, resolve_roots
+from fp8core.data.tokenizer_files import CONFIG, check_files, read_config, refuse_other_files
+from fp8core.errors import ModelUnavailable, SpecRefused, TrainingError
+from fp8core.paths import resolve_path
 
-__all__ = ["Encoded", "Tokenizer", "load_tokenizer"]
+__all__ = ["Encoded", "Tokenizer", "TokenizerFailure", "load_tokenizer"]
 
 # These classes take tokenizer.json as it is; for some model types AutoTokenizer would put another
 # class in their place that normalises and splits text in its own way.
 _PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
-# What tokenizers are kept in, vocabularies and chat templates included.
-_READ_SUFFIXES = frozenset({".json", ".txt", ".model", ".jinja", ".tiktoken"})
+# Of no vocabulary; the library walks through all numbers up to the largest.
+_LARGEST_ID = 2**24
+# So many of a vocabulary are tried for one that is a text by itself.
+_MOST_WORDS = 1000
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Encoded:
     byte_lengths: NDArray[np.int32] | None = None
 
 
+class TokenizerFailure(ValueError):
+    """The tokenizer cannot encode a text: it has no token for some of it, or is damaged."""
+
+
 class Tokenizer:
     """Encoding, special tokens and saving; never truncates, never pads."""
 
@@ -47,13 +55,18 @@ class Tokenizer:
         self.hugging_face: Any = hugging_face
         # A copy: truncation and padding that the file asks for (sentence encoders do) would cut
         # texts silently, and switching them off in the original would change what is saved.
-        self._backend = Backend.from_str(hugging_face.backend_tokenizer.to_str())
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        vocabulary = hugging_face.backend_tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise ModelUnavailable("the tokenizer has no tokens", pointer="/tokenizer")
         self.vocab_size: int = max(len(vocabulary), max(vocabulary.values()) + 1)
+        if self.vocab_size > _LARGEST_ID:
+            raise ModelUnavailable(
+                f"the tokenizer has the token id {self.vocab_size - 1}, which is none",
+                pointer="/tokenizer",
+            )
+        self._backend = Backend.from_str(hugging_face.backend_tokenizer.to_str())
+        self._backend.no_truncation()
+        self._backend.no_padding()
         self.eos_id: int | None = _first(hugging_face.eos_token_id, hugging_face.sep_token_id)
         self.pad_id: int = _first(hugging_face.pad_token_id, self.eos_id, 0) or 0
         self.mask_id: int | None = hugging_face.mask_token_id
@@ -64,7 +77,15 @@ class Tokenizer:
         }
         self.special_ids = frozenset(special) | frozenset(hugging_face.all_special_ids)
         self.special_tokens = frozenset(special.values())
-        self.prefix_ids, self.suffix_ids = self._template_ids()
+        ordinary = [token for token in vocabulary if token not in self.special_tokens]
+        self.prefix_ids, self.suffix_ids = self._template_ids(ordinary)
+        beyond = [n for n in (*self.prefix_ids, *self.suffix_ids) if n >= self.vocab_size]
+        if beyond:
+            raise ModelUnavailable(
+                f"the tokenizer's template adds the token id {beyond[0]}, which is none of its "
+                f"{self.vocab_size}",
+                pointer="/tokenizer",
+            )
 
     @property
     def fingerprint(self) -> str:
@@ -85,15 +106,20 @@ class Tokenizer:
         self.hugging_face.chat_template = template
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of the text alone, without begin and end tokens."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        """Token ids of the text alone, without begin and end tokens.
+
+        Raises ``TokenizerFailure``.
+        """
+        with _failures():
+            return list(self._backend.encode(text, add_special_tokens=False).ids)
 
     def encode_batch(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoded]:
         """Like ``encode``, on all cores; ``offsets`` asks for spans and byte lengths."""
+        with _failures():
+            encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+            encodings = encode(list(texts), add_special_tokens=False)
         if not offsets:
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
             return [Encoded(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
-        encodings = self._backend.encode_batch(list(texts), add_special_tokens=False)
         return [
             _with_offsets(text, encoding.ids, encoding.offsets)
             for text, encoding in zip(texts, encodings, strict=True)
@@ -106,10 +132,20 @@ class Tokenizer:
         """Write tokenizer.json and its configuration, as ``AutoTokenizer`` loads them."""
         self.hugging_face.save_pretrained(os.fspath(folder))
 
-    def _template_ids(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """What the tokenizer's own template puts before and behind a text."""
-        bare = self._backend.encode("a", add_special_tokens=False).ids
-        full = self._backend.encode("a", add_special_tokens=True).ids
+    def _template_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """What the tokenizer's own template puts before and behind a text.
+
+        Seen at one that has tokens: not every vocabulary has an "a".
+        """
+        for text in ("a", *words[:_MOST_WORDS]):
+            with contextlib.suppress(TokenizerFailure):
+                bare = self.encode(text)
+                if bare:
+                    break
+        else:
+            return (), ()
+        with _failures():
+            full = self._backend.encode(text, add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
             if full[start : start + len(bare)] == bare:
                 return tuple(full[:start]), tuple(full[start + len(bare) :])
@@ -145,19 +181,19 @@ def load_tokenizer(
         folder = resolve_path(
             wanted.path, roots, base_folder, pointer="/tokenizer/path", missing=ModelUnavailable
         )
-        _check_files(folder, roots, "/tokenizer/path")
+        check_files(folder, roots, "/tokenizer/path")
         return _load(str(folder), None, "/tokenizer/path")
     if wanted.source == "huggingface":
         return _load_hub(wanted.id, wanted.revision, roots, base_folder, "/tokenizer/id")
     model = spec.model
     if model_folder is not None:
-        _check_files(Path(model_folder), roots if model.source == "path" else (), "/tokenizer")
+        check_files(Path(model_folder), roots if model.source == "path" else (), "/tokenizer")
         return _load(os.fspath(model_folder), None, "/tokenizer")
     if model.source == "path":
         folder = resolve_path(
             model.path, roots, base_folder, pointer="/model/path", missing=ModelUnavailable
         )
-        _check_files(folder, roots, "/tokenizer")
+        check_files(folder, roots, "/tokenizer")
         return _load(str(folder), None, "/tokenizer")
     if model.source == "huggingface":
         return _load_hub(model.id, model.revision, roots, base_folder, "/tokenizer")
@@ -184,32 +220,33 @@ def _load_hub(
                 f"{id!r} names a file or folder outside the roots", pointer=pointer
             ) from None
         return _load(id, revision, pointer)
-    _check_files(folder, roots, pointer)
+    check_files(folder, roots, pointer)
     return _load(str(folder), None, pointer)
-
-
-def _check_files(folder: Path, roots: Sequence[str | os.PathLike[str]], pointer: str) -> None:
-    """The libraries open by name what they find: it must be files, and below the roots."""
-    if not folder.is_dir():
-        raise ModelUnavailable(f"{folder} is no folder with a tokenizer.json", pointer=pointer)
-    allowed = resolve_roots(roots)
-    for path in folder.iterdir():
-        if path.suffix not in _READ_SUFFIXES or not (path.is_symlink() or path.exists()):
-            continue
-        if not path.is_file():
-            raise ModelUnavailable(f"{path.name} in {folder} is not a file", pointer=pointer)
-        if allowed and not is_below(Path(os.path.realpath(path)), allowed):
-            raise SpecRefused(
-                f"{path.name} in {folder} is a link to a file outside the allowed roots",
-                pointer=pointer,
-            )
 
 
 def _load(place: str, revision: str | None, pointer: str) -> Tokenizer:
     options: dict[str, Any] = {} if revision is None else {"revision": revision}
     loader: Any = PreTrainedTokenizerFast if _is_plain(Path(place)) else AutoTokenizer
     try:
-        loaded = loader.from_pretrained(place, trust_remote_code=False, **options)
+        if not Path(place).is_dir():
+            _check_config_of_hub(place, options, pointer)
+        with _no_panic():
+            loaded = loader.from_pretrained(place, trust_remote_code=False, **options)
+        if not isinstance(loaded, PreTrainedTokenizerFast):
+            raise ModelUnavailable(
+                f"the tokenizer in {place} is a {type(loaded).__name__} without a tokenizer.json; "
+                "only tokenizers of the tokenizers library are supported",
+                pointer=pointer,
+            )
+        for how_it_was_loaded in ("is_local", "local_files_only"):
+            # The library would save these with the tokenizer.
+            loaded.init_kwargs.pop(how_it_was_loaded, None)
+        tokenizer = Tokenizer(loaded)
+        if not isinstance(tokenizer.chat_template, str | None):
+            raise TypeError("its chat_template is no text")
+        return tokenizer
+    except TrainingError:
+        raise
     except Exception as error:
         # The library raises many kinds for a missing, damaged or unsupported tokenizer.
         reason = (str(error).splitlines() or [""])[0]
@@ -217,28 +254,42 @@ def _load(place: str, revision: str | None, pointer: str) -> Tokenizer:
             reason = f"its files are damaged ({type(error).__name__}: {reason})"
         message = f"no usable tokenizer in {place}: {reason}"
         raise ModelUnavailable(message, pointer=pointer) from error
-    if not isinstance(loaded, PreTrainedTokenizerFast):
-        raise ModelUnavailable(
-            f"the tokenizer in {place} is a {type(loaded).__name__} without a tokenizer.json; "
-            "only tokenizers of the tokenizers library are supported",
-            pointer=pointer,
-        )
-    for how_it_was_loaded in ("is_local", "local_files_only"):
-        # The library would save these with the tokenizer.
-        loaded.init_kwargs.pop(how_it_was_loaded, None)
-    return Tokenizer(loaded)
+
+
+def _check_config_of_hub(id: str, options: dict[str, Any], pointer: str) -> None:
+    found = cached_file(id, CONFIG, _raise_exceptions_for_missing_entries=False, **options)
+    if found is not None:
+        refuse_other_files(read_config(Path(found).parent), pointer)
 
 
 def _is_plain(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return False
+    config = read_config(folder)
     return (
         isinstance(config, dict)
         and config.get("tokenizer_class") in _PLAIN_CLASSES
         and (folder / "tokenizer.json").is_file()
     )
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """The library raises bare ``Exception``s."""
+    try:
+        with _no_panic():
+            yield
+    except Exception as error:
+        raise TokenizerFailure(str(error)) from error
+
+
+@contextlib.contextmanager
+def _no_panic() -> Iterator[None]:
+    """The tokenizers library is written in Rust, whose panics are no ``Exception``."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RuntimeError(f"the tokenizers library failed: {error}") from error
 
 
 def _with_offsets(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Encoded:

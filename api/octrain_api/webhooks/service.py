@@ -1,6 +1,7 @@
 """What users do with webhooks: make, change, rotate, test, and look at or repeat deliveries."""
 
 import json
+import re
 from datetime import timedelta
 from ipaddress import ip_address
 from typing import Any
@@ -38,6 +39,9 @@ from octrain_api.webhooks.schemas import (
 from octrain_api.webhooks.signing import new_secret
 
 _MOST_OLD_SECRETS = 4
+# RFC 1123 2.1 and RFC 1035 2.3.4, with the underscore that some names have.
+_LABEL = r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_NAME = re.compile(rf"(?=.{{1,253}}\.?$){_LABEL}(?:\.{_LABEL})*\.?")
 
 
 class WebhookService:
@@ -214,14 +218,15 @@ def _url_problem(text: str, settings: WebhookSettings) -> str | None:
     """What can be seen of a URL without asking DNS: that is asked at each delivery."""
     try:
         url = httpx.URL(text)
-        port = url.port
+        # Both are judged when they are asked for only.
+        host, port = url.host, url.port
     except (httpx.InvalidURL, ValueError) as error:
         return f"this is not a URL: {error}"
     if url.scheme == "http" and not settings.allow_http:
         return "http:// is not allowed by this server; use https://"
     if url.scheme not in ("http", "https"):
         return "the URL must begin with https://"
-    if not url.host:
+    if not host:
         return "the URL names no host"
     if url.userinfo:
         return "the URL must hold no user name or password: verify the signature instead"
@@ -230,10 +235,12 @@ def _url_problem(text: str, settings: WebhookSettings) -> str | None:
     if port is not None and not 0 < port < 65536:
         return "the URL's port must be 1 to 65535"
     try:
-        ip_address(url.host)
+        ip_address(host)
     except ValueError:
+        if _NAME.fullmatch(url.raw_host.decode("ascii")) is None:
+            return "the URL's host is no name that DNS could know"
         return None
-    if not is_allowed(url.host, settings.allowed_networks):
+    if not is_allowed(host, settings.allowed_networks):
         return "this is not a public address, and this server allows no other"
     return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from fp8core.data.arrow_tables import checksum
 from fp8core.data.order import EpochOrder
 from fp8core.data.parquet import ParquetSource
 from fp8core.data.records import Fields, RecordChecker
@@ -236,3 +238,113 @@ def test_a_folder_of_the_working_directory_is_no_way_around_the_roots(
     monkeypatch.chdir(tmp_path / "outside")
     with pytest.raises(SpecRefused, match="outside the roots"):
         open_hub(make_spec, tmp_path, "secret", roots=[tmp_path / "root"])
+
+
+def naming(pattern: str) -> Callable[[Path], object]:
+    split = f"- split: train\n    path: {pattern}"
+    head = f"---\nconfigs:\n- config_name: default\n  data_files:\n  {split}\n---\n"
+    return lambda folder: (folder / "README.md").write_text(head)
+
+
+def _saved_naming_another(folder: Path) -> None:
+    datasets.Dataset.from_dict({"text": ["own"]}).save_to_disk(str(folder))
+    state = json.loads((folder / "state.json").read_text())
+    state["_data_files"] = [{"filename": "../../outside/saved/data-00000-of-00001.arrow"}]
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        naming("{outside}/secret.jsonl"),
+        naming("../../outside/secret.jsonl"),
+        naming("file://{outside}/secret.jsonl"),
+        lambda folder: (folder / "a.jsonl").symlink_to("../../outside/secret.jsonl"),
+        _saved_naming_another,
+    ],
+)
+def test_a_data_set_below_the_root_names_no_file_elsewhere(
+    tmp_path: Path, make_spec: Spec, make: Callable[[Path], object]
+) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "root/set"
+    folder.mkdir(parents=True)
+    outside.mkdir()
+    (outside / "secret.jsonl").write_text('{"text": "secret"}\n')
+    datasets.Dataset.from_dict({"text": ["secret"]}).save_to_disk(str(outside / "saved"))
+    make(folder)
+    readme = folder / "README.md"
+    if readme.exists():
+        readme.write_text(readme.read_text().replace("{outside}", str(outside)))
+    with pytest.raises(SpecRefused, match="outside the allowed roots"):
+        open_hub(make_spec, tmp_path, "set", roots=[tmp_path / "root"])
+
+
+def test_a_name_of_the_library_s_own_readers_opens_no_file_of_the_working_directory(
+    tmp_path: Path, make_spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_jsonl_set(tmp_path / "work")
+    (tmp_path / "root").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    with pytest.raises(SpecRefused, match="not on the hub"):
+        open_hub(make_spec, tmp_path, "json", roots=[tmp_path / "root"])
+
+
+@pytest.mark.parametrize("kind", ["saved", "folder", "parquet"])
+def test_the_fingerprint_follows_the_content(tmp_path: Path, make_spec: Spec, kind: str) -> None:
+    found = []
+    # Of equal length and between the smallest and the largest, which a Parquet file's end tells.
+    for number, middle in enumerate(("mm", "nn", "mm")):
+        table, folder = {"text": ["aa", middle, "zz"]}, tmp_path / f"{number}"
+        folder.mkdir()
+        if kind == "saved":
+            datasets.Dataset.from_dict(table).save_to_disk(str(folder / "set"))
+            source = open_hub(make_spec, folder, "set").source
+        elif kind == "folder":
+            lines = "".join(json.dumps({"text": text}) + "\n" for text in table["text"])
+            (folder / "set").mkdir()
+            (folder / "set/train.jsonl").write_text(lines)
+            source = open_hub(make_spec, folder, "set").source
+        else:
+            pq.write_table(pa.table(table), folder / "a.parquet", compression="NONE")
+            source = open_parquet(make_spec, folder / "a.parquet").source
+        found.append(source.fingerprint)
+    assert found[0] == found[2]
+    assert found[0] != found[1]
+
+
+def test_the_checksum_is_that_of_the_rows_however_they_are_cut() -> None:
+    rows = [f"row {number}" for number in range(2500)]
+    whole = pa.table(
+        {
+            "text": rows,
+            "messages": [[{"role": "user", "content": row}] * (len(row) % 3) for row in rows],
+            "label": pa.array(rows).dictionary_encode(),
+        }
+    )
+    cut = pa.concat_tables([whole.slice(0, 7), whole.slice(7, 1800), whole.slice(1807)])
+    again = pa.table(
+        [pa.array(column.to_pylist(), column.type) for column in cut.columns], whole.schema
+    )
+    assert checksum(cut) == checksum(whole) == checksum(again)
+    assert checksum(whole.slice(1)) != checksum(whole.slice(0, 2499)) != checksum(whole)
+
+
+@pytest.mark.parametrize("source", ["parquet", "hub"])
+def test_one_column_may_serve_two_fields(tmp_path: Path, make_spec: Spec, source: str) -> None:
+    columns = {"prompt": "text", "completion": "text"}
+    options: dict[str, Any] = {"format": "prompt_completion", "columns": columns}
+    if source == "parquet":
+        pq.write_table(pa.table({"text": ["a", "b"]}), tmp_path / "a.parquet")
+        opened = open_parquet(make_spec, tmp_path / "a.parquet", **options)
+    else:
+        save_jsonl_set(tmp_path / "set")
+        opened = open_hub(make_spec, tmp_path, "set", **options)
+    fields = opened.source.records([0])[0].fields
+    assert fields["prompt"] == fields["completion"] != ""
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path, make_spec: Spec) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataInvalid, match="there are 2 columns 'text'"):
+        open_parquet(make_spec, tmp_path / "a.parquet")
