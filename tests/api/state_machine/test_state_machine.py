@@ -364,14 +364,15 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
                 await self._node(name, "release")
             for job_id in self.jobs:
                 await world.user.post(f"/jobs/{job_id}/start")
-            for _ in range(SETTLED):
+            for number in range(SETTLED):
                 open_jobs = await world.service.sql(
                     "SELECT id FROM jobs WHERE status NOT IN ('succeeded', 'failed', 'cancelled') "
                     "AND deleted_at IS NULL"
                 )
                 if not open_jobs:
                     break
-                await self._round()
+                # At first everybody speaks, of what is over too; later of what is still open.
+                await self._round({row.id for row in open_jobs} if number else set(self.jobs))
                 await self.promises.check()
             else:
                 rows = await world.service.sql(
@@ -384,7 +385,8 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
             assert not await world.service.sql("SELECT 1 FROM queue_groups")
             await self.promises.check_points()
 
-        async def _round(self) -> None:
+        async def _round(self, jobs: set[str]) -> None:
+            """Some time in which these jobs, and what was claimed of them, are seen to."""
             await world.advance(20)
             for name in world.nodes:
                 await self._node(name, "heartbeat")
@@ -393,7 +395,7 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
             placed = await world.service.sql("SELECT 1 FROM attempts WHERE status = 'placed'")
             for _ in placed:
                 await self._claim(0, True)
-            for claim in self.claims:
+            for claim in (claim for claim in self.claims if claim.job_id in jobs):
                 await world.node.post(
                     f"/attempts/{claim.attempt_id}/finish",
                     json={
@@ -403,7 +405,7 @@ def machine(world: Any, spec: dict[str, Any]) -> type[RuleBasedStateMachine]:
                     },
                 )
             await world.reconcile(api_alive=True)
-            for job_id in self.jobs:
+            for job_id in (job_id for job_id in self.jobs if job_id in jobs):
                 await world.user.post(f"/jobs/{job_id}/resume")
 
     return Service
