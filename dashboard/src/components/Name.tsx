@@ -9,3 +9,12 @@ export function Name({ children, lines = 1 }: { children: string; lines?: 1 | 3 
     </bdi>
   );
 }
+
+/** A label of a job, each part of it in its own direction. */
+export function LabelText({ name, value }: { name: string; value: string }) {
+  return (
+    <span className="label-text">
+      <bdi>{name}</bdi>=<bdi>{value}</bdi>
+    </span>
+  );
+}

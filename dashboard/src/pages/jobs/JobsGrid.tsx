@@ -4,6 +4,7 @@ import { type MouseEvent, memo, useCallback, useEffect, useRef } from 'react';
 import { useMediaQuery } from '~/app/useMediaQuery';
 import { sparklinePath } from '~/charts/sparkline';
 import { Ago } from '~/components/Ago';
+import { LabelText } from '~/components/Name';
 import { ProgressBar } from '~/components/Progress';
 import { StatusBadge } from '~/components/StatusBadge';
 import { formatCompact, formatNumber, formatPercent } from '~/format/numbers';
@@ -222,7 +223,7 @@ const Row = memo(function Row(props: {
               title={`Only jobs with ${label}=${value}`}
               onClick={() => props.onLabel(label, value)}
             >
-              <bdi>{label}</bdi>=<bdi>{value}</bdi>
+              <LabelText name={label} value={value} />
             </button>
           ))}
         </span>

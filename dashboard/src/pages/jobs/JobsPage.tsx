@@ -3,6 +3,7 @@ import { useCallback, useEffect, useMemo, useState } from 'react';
 import { request, type Schemas } from '~/api/client';
 import { useScope } from '~/app/session';
 import { ConfirmDialog } from '~/components/Dialog';
+import { LabelText } from '~/components/Name';
 import { Page } from '~/components/Page';
 import { EmptyState, ErrorState, Loading } from '~/components/states';
 import { toast, toastError } from '~/components/Toast';
@@ -186,7 +187,7 @@ function FilterBar({
             change({ labels: rest });
           }}
         >
-          <bdi>{name}</bdi>=<bdi>{value}</bdi> ×
+          <LabelText name={name} value={value} /> ×
         </button>
       ))}
     </div>
