@@ -10,6 +10,7 @@ from fp8core.commands.quiet import quieten_libraries
 from fp8core.commands.spec_file import SpecFile
 from fp8core.conversion import convert, small_gemm_rule
 from fp8core.data import load_tokenizer, open_corpus
+from fp8core.data.batch import round_up
 from fp8core.models import load, locate
 from fp8core.spec import ExitCode
 from fp8core.training.device import card_of, choose_device
@@ -57,6 +58,7 @@ def run_convert(
         source=source,
     )
     rule = small_gemm_rule(spec, card_of(engine.device))
-    report = convert(loaded.model, engine, spec.conversion, small_gemms=rule)
+    length = round_up(spec.training.sequence_length, engine.token_multiple)
+    report = convert(loaded.model, engine, spec.conversion, small_gemms=rule, length=length)
     print(json.dumps(report.to_json(), indent=2))
     return int(ExitCode.OK)

@@ -33,6 +33,7 @@ def convert(
     *,
     adapters: PlannedAdapters | None = None,
     small_gemms: SmallGemmRule | str | Mapping[str, str] | None = None,
+    length: int | None = None,
 ) -> ConversionReport:
     """Replace what ``engine`` can take and ``conversion`` asks for; say what became of the rest.
 
@@ -42,7 +43,8 @@ def convert(
     where ``model`` itself is a layer). Blocks are fused where the engine can and
     ``conversion.fuse`` lets it; ``adapters``: those that ``peft`` will put around layers of
     ``report.model``, which such a block has to be told of. ``small_gemms``: by what layers stay in
-    bf16 that FP8 would slow down (`keep_small_gemms`).
+    bf16 that FP8 would slow down (`keep_small_gemms`). ``length``: of the longest row that the
+    model will be given, for which fusion is proved (`fp8core.fusion.fuse`).
 
     Raises ``SpecRefused`` for a pattern that matches nothing and ValueError for a model on the
     meta device. If the engine fails on a layer, the layers before it are restored.
@@ -56,7 +58,7 @@ def convert(
         if small_gemms is not None:
             report.small_gemms = keep_small_gemms(model, decisions, small_gemms, fused=fused)
         if fused:
-            report.fusion = _fuse(report, engine, decisions, adapters)
+            report.fusion = _fuse(report, engine, decisions, adapters, length)
         for decision in decisions:
             report.rows.append(_apply(report, decision, engine))
         _require_fp8_attention(engine, report.fusion)
@@ -85,6 +87,7 @@ def _fuse(
     engine: Any,
     decisions: list[Decision],
     adapters: PlannedAdapters | None,
+    length: int | None,
 ) -> ModelFusion | None:
     """In high precision where the engine converts nothing, or the small-GEMM rule lets it not."""
     from fp8core.fusion import fuse, high_precision
@@ -98,7 +101,7 @@ def _fuse(
     else:
         parts = engine.block_parts()
     kept = kept_apart(decisions, plain=small or engine.fuses_what_it_keeps)
-    fusion = fuse(report.model, parts, kept, adapters=adapters)
+    fusion = fuse(report.model, parts, kept, adapters=adapters, length=length)
     _refused(report, None if fusion.candidates else NO_BLOCKS)
     return fusion
 

@@ -8,7 +8,7 @@ dropped out, each B within the columns of its layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fp8core.fusion.layouts import PassedBy
 from fp8core.fusion.parts import NamedLinear
 from fp8core.spec import LoraAdapter
 
@@ -109,12 +110,11 @@ class Beside:
             return None
         return Adapters([self._place(linear) for linear in linears])
 
-    def bare(self, linears: Sequence[NamedLinear], norm: str | None) -> Bare:
-        """``norm``: the name of theirs."""
-        names = [linear.name for linear in linears if linear.name not in self.adapted]
-        if norm is not None:
-            names.append(norm)
-        return Bare({name: self._children(name) for name in names})
+    def bare(self, passed_by: PassedBy, called: Sequence[str] = ()) -> Bare:
+        """Of a half that passes these modules by; ``called``: the names of those it calls."""
+        names = [f"{self.name}.{path}" for path in passed_by.paths(self.block)]
+        others = self.adapted.union(called)
+        return Bare([(name, *self._children(name)) for name in names if name not in others])
 
     def _place(self, linear: NamedLinear) -> _Place:
         return _Place(*self._children(linear.name), linear)
@@ -126,17 +126,15 @@ class Beside:
 
 
 class Bare:
-    """The layers of a fused half that have no adapters, and its norm.
+    """The modules that a fused half passes by, but for layers with adapters.
 
-    ``places``: by name, the children of the parent of each, and which of them it is.
+    ``places``: the name of each, the children of its parent, and which of them it is.
     """
 
-    def __init__(self, places: Mapping[str, tuple[dict[str, nn.Module | None], str]]) -> None:
-        self._held = [
-            (name, children, key, children[key]) for name, (children, key) in places.items()
-        ]
+    def __init__(self, places: Sequence[tuple[str, dict[str, nn.Module | None], str]]) -> None:
+        self._held = [(name, children, key, children[key]) for name, children, key in places]
 
-    def raise_if_wrapped(self) -> None:
+    def raise_if_replaced(self) -> None:
         """Raises TypeError where something was put in the place of one since: it is not called."""
         for name, children, key, own in self._held:
             if children[key] is not own:
@@ -184,10 +182,12 @@ def _pieces(place: _Place, columns: slice) -> Iterator[_Piece]:
     name = place.linear.name
     if found is place.linear.module:
         return
-    if getattr(found, "base_layer", None) is not place.linear.module or not hasattr(
-        found, "lora_A"
-    ):
-        raise TypeError(f"{name} was replaced by a {type(found).__name__}, which is not LoRA's")
+    from peft.tuners.lora import Linear as LoraLinear  # it takes seconds to import
+
+    # Others of peft have its parameters too, and compute something else with them.
+    if type(found) is not LoraLinear or found.base_layer is not place.linear.module:
+        kind = f"{type(found).__module__}.{type(found).__qualname__}"
+        raise TypeError(f"{name} was replaced by a {kind}, which is not LoRA's beside a Linear")
     if found._forward_pre_hooks_with_kwargs:
         # As peft puts around a call with adapters by row (adapter_names).
         raise TypeError(

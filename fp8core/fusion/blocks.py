@@ -9,9 +9,7 @@ in training that is warned of.
 from __future__ import annotations
 
 import functools
-import inspect
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,9 +18,10 @@ from torch import Tensor, nn
 from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.fusion.adapted import JoinedLinears, Modules, OneLinear, SteppedMLP
 from fp8core.fusion.adapters import Beside
+from fp8core.fusion.block_inputs import ELSEWHERE, AskedBlock, named_inputs, unread
 from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lay_together
-from fp8core.fusion.layouts import through
+from fp8core.fusion.layouts import PassedBy, through
 from fp8core.fusion.parts import (
     AttentionHalf,
     BlockParts,
@@ -41,28 +40,6 @@ _PLAIN = (
     "a fused block computes as its model does, without FP8, as it was called with a mask or a "
     "key-value cache: call the model with `use_cache=False` and what `fused_inputs` gives"
 )
-# What only the block's own way serves: key-value caches, and attention to an encoder.
-_ELSEWHERE = (
-    "cache",
-    "past_key_values",
-    "past_key_value",
-    "layer_past",
-    "encoder_hidden_states",
-    "encoder_attention_mask",
-)
-# Tensors that sequences stand in for, or that change nothing in a block.
-_KNOWN = (
-    "attention_mask",
-    "position_ids",
-    "cache_position",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "seq_idx",
-    "num_items_in_batch",
-)
-_ANGLES = "position_embeddings"
 
 
 class FusedAttention:
@@ -74,6 +51,7 @@ class FusedAttention:
         parts: BlockParts,
         angles: RotaryAngles | None,
         beside: Beside,
+        passed_by: PassedBy,
     ) -> None:
         if half.rotated and angles is None:
             raise ValueError("attention that is rotated needs angles")
@@ -84,7 +62,7 @@ class FusedAttention:
         lay_together([bias for bias in biases if bias is not None])
         self._parts = parts
         self._angles = angles
-        self._bare = beside.bare((*half.inputs, half.o), half.norm_name)
+        self._bare = beside.bare(passed_by, half.head_norm_names)
         self.norm_qkv = JoinedLinears(half.norm, half.inputs, self.group, parts, beside)
         if half.head_norms:
             self.norm_query, self.norm_key = (
@@ -94,7 +72,7 @@ class FusedAttention:
         self.output = OneLinear(half.o, parts, beside)
 
     def __call__(self, x: Tensor, sequences: Sequences) -> Tensor:
-        self._bare.raise_if_wrapped()
+        self._bare.raise_if_replaced()
         half = self.half
         joined = self.norm_qkv(x)
         if self._angles is None:
@@ -119,12 +97,14 @@ class FusedMLP:
     Beside it the normalised input, where the half says so.
     """
 
-    def __init__(self, half: MLPHalf, parts: BlockParts, beside: Beside) -> None:
+    def __init__(
+        self, half: MLPHalf, parts: BlockParts, beside: Beside, passed_by: PassedBy
+    ) -> None:
         self.half = half
         self.group = half.group
         lay_together([linear.parameter for linear in half.inputs])
         linears = (*half.inputs, half.down)
-        self._bare = beside.bare(linears, half.norm_name)
+        self._bare = beside.bare(passed_by)
         self.norm_mlp: Any
         # One module for both GEMMs would compute GELU in its tanh approximation.
         if half.activation == "gelu_erf" or beside.adapters(linears) is not None:
@@ -135,7 +115,7 @@ class FusedMLP:
             self.norm_mlp = parts.norm_mlp(half)
 
     def __call__(self, x: Tensor) -> Any:
-        self._bare.raise_if_wrapped()
+        self._bare.raise_if_replaced()
         return self.norm_mlp(x)
 
     @property
@@ -164,10 +144,26 @@ class FusedBlock:
         self.mlp: FusedMLP | None = None
         beside = Beside(layer, name, halves.adapted)
         if halves.attention is not None:
-            self.attention = FusedAttention(halves.attention, parts, angles, beside)
+            passed_by = self.layout.without_attention
+            self.attention = FusedAttention(halves.attention, parts, angles, beside, passed_by)
         if halves.mlp is not None:
-            self.mlp = FusedMLP(halves.mlp, parts, beside)
+            self.mlp = FusedMLP(halves.mlp, parts, beside, self.layout.without_mlp)
         self._own_class = type(layer)
+
+    def __deepcopy__(self, _: object) -> FusedBlock:
+        """None is made: parts hold weights of their own, and some of a copy's are the original's.
+
+        So ``peft``'s ``modules_to_save`` of a whole block is refused too.
+        """
+        raise TypeError(
+            f"{self.name} is fused, and a copy of it would compute with weights of the original: "
+            "restore the model first, or fuse no blocks (conversion.fuse: none)"
+        )
+
+    @property
+    def asked(self) -> AskedBlock:
+        """It and what of it is fused now, to be asked what it cannot read."""
+        return AskedBlock(self.name, self.layer, self.layout, self.attention is not None)
 
     @property
     def installed(self) -> bool:
@@ -269,42 +265,19 @@ def _makes_masks(attention: nn.Module) -> bool:
     return getattr(config, "_attn_implementation", "eager") in ("eager", "sdpa", BY_DOCUMENTS)
 
 
-def _unread(block: FusedBlock, options: dict[str, Any]) -> list[str]:
-    """Names of tensors that the block's own attention would read and the fused one does not.
-
-    A bias of the scores, for instance, which the proof of a block does not know of.
-    """
-    if block.attention is None:
-        return []
-    known = (*_KNOWN, *_ELSEWHERE, *((_ANGLES,) if block.layout.rotated else ()))
-    return [name for name, value in options.items() if name not in known and _has_tensor(value)]
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        value = tuple(value.values())
-    if isinstance(value, list | tuple):
-        return any(_has_tensor(one) for one in value)
-    return isinstance(value, Tensor)
-
-
 @functools.cache
 def _fused_class(kind: Any) -> Any:
     own_forward = kind.forward
-    # Without `self` and the hidden states.
-    names = list(inspect.signature(own_forward).parameters)[2:]
 
+    @functools.wraps(own_forward)
     def forward(self: Any, hidden_states: Tensor, *positional: Any, **options: Any) -> Any:
         sequences = options.pop(SEQUENCES, None)
         block: FusedBlock = self.__dict__[_HELD]
-        options |= dict(zip(names, positional, strict=False))
-        unread = _unread(block, options)
-        if unread and sequences is not None:
-            raise TypeError(
-                f"{block.name} is called with {', '.join(unread)}, which its fused form would not "
-                "read: fuse no blocks (conversion.fuse: none)"
-            )
-        elsewhere = bool(unread) or any(options.get(name) is not None for name in _ELSEWHERE)
+        options = named_inputs(own_forward, positional, options)
+        if sequences is not None:
+            block.asked.raise_if_unread(options)
+        elsewhere = any(options.get(name) is not None for name in ELSEWHERE)
+        elsewhere |= block.attention is not None and bool(unread(block.layout, options))
         unmasked = sequences is None and options.get("attention_mask") is None
         attention = self.get_submodule(block.layout.attention)
         if unmasked and not elsewhere and _makes_masks(attention):
@@ -316,7 +289,7 @@ def _fused_class(kind: Any) -> Any:
             if self.training and torch.is_grad_enabled():
                 warnings.warn(_PLAIN, stacklevel=2)
             return own_forward(self, hidden_states, **options)
-        given = {name: value for name, value in options.items() if name not in _ELSEWHERE}
+        given = {name: value for name, value in options.items() if name not in ELSEWHERE}
         return block(hidden_states, sequences, given)
 
     members = {"forward": forward, "__module__": kind.__module__, "__doc__": kind.__doc__}

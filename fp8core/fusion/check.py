@@ -65,10 +65,11 @@ def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles | None) -
             found = difference(block, parts, angles, sequences, dtype, size)
         except torch.OutOfMemoryError:
             raise
+        except _Incomparable as error:
+            return f"it cannot be called as its fused form is: {error}"
         # The kernels of a fused part may refuse shapes and masks in their own ways.
         except Exception as error:
-            text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            return f"its fused form fails on {kind}: {text}"
+            return f"its fused form fails on {kind}: {_told(error)}"
         # The first, not the worst: of a wrong output all gradients are wrong, and some look worse.
         for what, value in found.items():
             if not value <= bound:
@@ -76,6 +77,14 @@ def refusal(block: FusedBlock, parts: BlockParts, angles: RotaryAngles | None) -
                     f"{what} of its fused form differs by {value:.2g} on {kind} (bound {bound:g})"
                 )
     return None
+
+
+class _Incomparable(Exception):
+    """The plain block cannot be called with what `difference` gives it."""
+
+
+def _told(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 def difference(
@@ -113,7 +122,7 @@ def difference(
             if fused:
                 output = block(given, sequences, options)
             else:
-                output = layer(given, **options)
+                output = _plain(layer, given, options)
             output = output[0] if isinstance(output, tuple) else output
             # Behind a norm the sum cannot be taken apart again.
             added = output if isinstance(block.layout, PostNorm) else output - given
@@ -124,6 +133,16 @@ def difference(
         results.append({**first, **named})
     own, other = results
     return {name: _relative(own[name], other[name]) for name in own}
+
+
+def _plain(layer: Any, given: Tensor, options: dict[str, Any]) -> Any:
+    try:
+        return layer(given, **options)
+    except torch.OutOfMemoryError:
+        raise
+    # Attention that is not known may want other arguments, and fail in its own way.
+    except Exception as error:
+        raise _Incomparable(_told(error)) from error
 
 
 def _joined_biases(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fp8core.conversion.find import is_conv1d
 from fp8core.conversion.norms import describe_norm
 from fp8core.engines.protocol import NormDescription
+from fp8core.fusion.layouts import PassedBy
 from fp8core.fusion.parts import NamedLinear
 
 __all__ = ["Function", "activation", "described_norm", "hooked", "linears"]
@@ -23,19 +24,12 @@ Function = Literal["silu", "gelu_tanh", "gelu"]
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
-def hooked(
-    name: str, block: nn.Module, whole: tuple[str, ...], alone: tuple[str, ...] = ()
-) -> str | None:
-    """Why hooks would not be called, where modules of ``block`` (called ``name``) are not.
-
-    ``whole``: with all that they hold; ``alone``: without their children.
-    """
-    looked_at = [(f"{name}.{child}", block.get_submodule(child)) for child in alone]
-    for child in whole:
-        looked_at += block.get_submodule(child).named_modules(prefix=f"{name}.{child}")
-    for path, module in looked_at:
+def hooked(name: str, block: nn.Module, passed_by: PassedBy) -> str | None:
+    """Why hooks would not be called, where modules of ``block`` (called ``name``) are not."""
+    for path in passed_by.paths(block):
+        module = block.get_submodule(path)
         if any(getattr(module, hooks) for hooks in _HOOKS):
-            return f"{path} has hooks, which would not be called"
+            return f"{name}.{path} has hooks, which would not be called"
     return None
 
 

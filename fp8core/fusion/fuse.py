@@ -16,14 +16,17 @@ from fp8core.fusion.adapters import PlannedAdapters
 from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.parts import BlockParts, FP8AttentionParts, Halves, core_name
 from fp8core.fusion.reach import unreached
-from fp8core.fusion.recognise import describe_block, find_blocks
+from fp8core.fusion.recognise import attention_elsewhere, describe_block, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
 from fp8core.fusion.sequences import Sequences
+from fp8core.fusion.sight import misread, row_length, sights
 
-__all__ = ["HELD", "BlockRow", "ModelFusion", "fuse"]
+__all__ = ["HELD", "MIXED", "BlockRow", "ModelFusion", "fuse"]
 
 HELD = "_model_fusion"
 """Where a model keeps its fusion, in its ``__dict__``."""
+MIXED = "some blocks of the model look ahead and some do not"
+"""Why none of them is fused: a batch has one kind of sequences."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class ModelFusion:
     rows: list[BlockRow] = field(default_factory=list)
     candidates: int = 0
     """How many blocks the model has."""
+    elsewhere: bool = False
+    """Whether it attends outside of them too."""
     fp8_attention: dict[str, str | None] = field(default_factory=dict)
     """Where attention was to compute in FP8: why it does not, by its `core_name`; None: it does."""
 
@@ -83,7 +88,7 @@ class ModelFusion:
 
     @property
     def whole(self) -> bool:
-        return len(self.attentions) == self.candidates > 0
+        return len(self.attentions) == self.candidates > 0 and not self.elsewhere
 
     def remove(self, layers: Collection[str]) -> dict[str, str]:
         """Un-fuses each half with one of ``layers``; all layers of those halves, with the half.
@@ -113,21 +118,26 @@ def fuse(
     kept: Mapping[str, str],
     *,
     adapters: PlannedAdapters | None = None,
-    length: int = 4096,
+    length: int | None = None,
 ) -> ModelFusion:
     """Fuses what can be fused of ``model``, in place; says of every block what became of it.
 
     ``kept``: layers that must stay layers of their own, each with the reason; the half of a block
     that holds one is not fused. ``adapters``: those that ``peft`` will put around layers, which are
-    computed beside them. ``length``: up to which position rotary angles are compared.
+    computed beside them. ``length``: of the longest row that the model will be given; so far are
+    rotary angles compared, and what its masks let tokens see (None: `row_length`).
     """
     fusion = ModelFusion()
     candidates = list(find_blocks(model))
     fusion.candidates = len(candidates)
     if not candidates:
         return fusion
+    fusion.elsewhere = attention_elsewhere(model, [layer for _, layer in candidates])
     config: Any = getattr(model, "config", None)
+    length = row_length(config, length)
     rotation: tuple[RotaryAngles | None, str | None] | None = None
+    with parts.high_precision():
+        seen = sights(model, [layer for _, layer in candidates], length)
     for name, layer in candidates:
         kind = type(layer).__name__
         halves = describe_block(name, layer, config)
@@ -137,9 +147,8 @@ def fuse(
         if halves.layout.rotated:
             rotation = rotation or rotary_angles(model, length)
             angles, wrong = rotation
-        if wrong is not None and halves.attention is not None:
-            halves.attention = None
-            halves.reasons.append(wrong)
+        if halves.attention is not None:
+            halves.refuse_attention(wrong or misread(halves.attention, seen.get(id(layer))))
         block = None
         if angles is None and halves.layout.rotated:
             # Without them a block cannot be run, and so not be compared.
@@ -173,12 +182,11 @@ def _fp8_attention(
 
 def _withdraw_unreached(model: nn.Module, fusion: ModelFusion, parts: BlockParts) -> None:
     """Takes all blocks out again where the model does not hand them the sequences of a batch."""
-    layers = [block.layer for block in fusion.blocks]
-    if len({block.causal for block in fusion.blocks}) > 1:
-        reason: str | None = "some blocks of the model look ahead and some do not"
-    else:
+    blocks = [block.asked for block in fusion.blocks]
+    reason: str | None = MIXED
+    if len({block.causal for block in fusion.blocks}) == 1:
         with parts.high_precision():
-            reason = unreached(model, layers, masked=not fusion.whole, causal=fusion.causal)
+            reason = unreached(model, blocks, masked=not fusion.whole, causal=fusion.causal)
     if reason is None:
         return
     parts.forget([name for block in fusion.blocks for name in block.made])

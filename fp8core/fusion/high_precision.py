@@ -30,6 +30,7 @@ from fp8core.fusion.parts import (
     NamedLinear,
     NormedKernel,
     joined,
+    own_head_norm,
     split_heads,
 )
 from fp8core.fusion.sequences import Sequences
@@ -98,11 +99,19 @@ class HighPrecisionParts:
         return NormMLP(half, self._dtype, and_norm=True)
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
-        norm = describe_norm(half.module.get_submodule(name))
+        own = half.module.get_submodule(name)
+        norm = describe_norm(own)
         if isinstance(norm, str):
             raise TypeError(norm)
         _raise_unless_taken(norm)
-        return lambda heads: _norm(heads, norm, self._dtype)
+        as_it_stands = own_head_norm(half, name)
+
+        def kernel(heads: Tensor) -> Tensor:
+            if half.module._modules[name] is not own:
+                return as_it_stands(heads)
+            return _norm(heads, norm, self._dtype)
+
+        return kernel
 
     def attention(self, half: AttentionHalf) -> Attend:
         return _by_transformer_engine(half) or PyTorchAttention(half)

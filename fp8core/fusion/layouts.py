@@ -6,17 +6,35 @@ sum, BERT's. Either half may be computed by something else than the block's own 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["BlockLayout", "PostNorm", "PreNorm", "through"]
+__all__ = ["BlockLayout", "PassedBy", "PostNorm", "PreNorm", "through"]
 
 
 @dataclass(frozen=True)
-class BlockLayout:
+class PassedBy:
+    """The modules of a block that are not called where one of its halves is fused, by their paths.
+
+    ``whole``: with all that they hold; ``alone``: without their children.
+    """
+
+    whole: tuple[str, ...]
+    alone: tuple[str, ...] = ()
+
+    def paths(self, block: nn.Module) -> Iterator[str]:
+        """Of each of them in ``block``."""
+        yield from self.alone
+        for path in self.whole:
+            for inner, _ in block.get_submodule(path).named_modules(prefix=path):
+                yield inner
+
+
+@dataclass(frozen=True)
+class _Layout:
     """``family``: whose blocks are built so, for messages. ``attention``: the path of the module
     that attends. ``rotated``: whether it rotates q and k by their positions."""
 
@@ -27,16 +45,26 @@ class BlockLayout:
 
 
 @dataclass(frozen=True)
-class PreNorm(BlockLayout):
+class PreNorm(_Layout):
     """``x + attention(attention_norm(x))``, then ``x + mlp(mlp_norm(x))``."""
 
     attention_norm: str
     mlp_norm: str
     mlp: str
 
+    @property
+    def without_attention(self) -> PassedBy:
+        """What is passed by where the half of attention is fused."""
+        return PassedBy((self.attention_norm, self.attention))
+
+    @property
+    def without_mlp(self) -> PassedBy:
+        """And where that of the MLP is."""
+        return PassedBy((self.mlp_norm, self.mlp))
+
 
 @dataclass(frozen=True)
-class PostNorm(BlockLayout):
+class PostNorm(_Layout):
     """``after(attention(x), x)``, then ``down(up(x), x)``.
 
     ``after`` and ``down`` are modules of three: ``norm(dropout(dense(y)) + x)``. ``within``: the
@@ -51,6 +79,24 @@ class PostNorm(BlockLayout):
     dropout: str
     norm: str
 
+    @property
+    def without_attention(self) -> PassedBy:
+        """What is passed by where the half of attention is fused."""
+        return PassedBy((self.attention, f"{self.after}.{self.dense}"), self._opened)
+
+    @property
+    def without_mlp(self) -> PassedBy:
+        """And where that of the MLP is."""
+        whole = (f"{self.after}.{self.norm}", self.up, f"{self.down}.{self.dense}")
+        return PassedBy(whole, self._opened)
+
+    @property
+    def _opened(self) -> tuple[str, ...]:
+        """The modules that hold layers of both halves: none is called where a half is fused."""
+        return self.within, self.after, self.down
+
+
+BlockLayout = PreNorm | PostNorm
 
 Half = Callable[[Tensor], Tensor]
 NormedHalf = Callable[[Tensor], tuple[Tensor, Tensor]]
@@ -73,7 +119,6 @@ def through(
     """
     if isinstance(layout, PostNorm):
         return _post_norm(layer, layout, hidden, attention, mlp, options)
-    assert isinstance(layout, PreNorm)
     own = layer.get_submodule
     if attention is not None:
         hidden = hidden + attention(hidden)

@@ -110,6 +110,10 @@ class AttentionHalf:
         return (*norm, *(linear.name for linear in self.inputs), self.o.name)
 
     @property
+    def head_norm_names(self) -> tuple[str, ...]:
+        return (f"{self.name}.q_norm", f"{self.name}.k_norm") if self.head_norms else ()
+
+    @property
     def dropped(self) -> float:
         """The share of attention's weights that is dropped out now."""
         return self.dropout.p if self.dropout is not None and self.module.training else 0.0
@@ -212,7 +216,10 @@ class BlockParts(Protocol):
         ...
 
     def head_norm(self, half: AttentionHalf, name: str) -> Kernel:
-        """The norm over each head that is the child ``name`` of the attention module."""
+        """The norm over each head that is the child ``name`` of the attention module.
+
+        Whatever stands there when it is called: that layer may be converted or replaced later.
+        """
         ...
 
     def attention(self, half: AttentionHalf) -> Attend:
@@ -287,7 +294,7 @@ def joined(linears: Sequence[NamedLinear]) -> tuple[Tensor, Tensor | None]:
 
 
 def own_head_norm(half: AttentionHalf, name: str) -> Kernel:
-    """The model's own module, looked up at each call: as a layer of its own it may be converted."""
+    """The module that stands there at each call: converted, or a copy that ``peft`` trains."""
     return lambda heads: half.module.get_submodule(name)(heads)
 
 
@@ -305,6 +312,12 @@ class Halves:
     reasons: list[str] = field(default_factory=list)
     adapted: frozenset[str] = frozenset()
     causal: bool = True
+
+    def refuse_attention(self, reason: str | None) -> None:
+        """Gives that half up for ``reason``, if there is one."""
+        if reason is not None:
+            self.attention = None
+            self.reasons.append(reason)
 
     def keep_apart(self, kept: Mapping[str, str]) -> None:
         """Gives up each half that holds one of the layers ``kept``, which come with why."""

@@ -29,7 +29,7 @@ from fp8core.fusion.parts import (
 )
 from fp8core.fusion.sequences import Sequences
 
-__all__ = ["PlainParts"]
+__all__ = ["PlainParts", "plain_norm"]
 
 
 class PlainParts:
@@ -44,13 +44,13 @@ class PlainParts:
     def norm_linear(
         self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
     ) -> Kernel:
-        return lambda x: F.linear(_normalised(x, norm), *joined(linears))
+        return lambda x: F.linear(plain_norm(x, norm), *joined(linears))
 
     def norm_linear_and_norm(
         self, norm: NormDescription, linears: Sequence[NamedLinear], name: str
     ) -> NormedKernel:
         def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
-            normalised = _normalised(x, norm)
+            normalised = plain_norm(x, norm)
             return F.linear(normalised, *joined(linears)), normalised
 
         return kernel
@@ -67,7 +67,7 @@ class PlainParts:
 
     def norm_mlp_and_norm(self, half: MLPHalf) -> NormedKernel:
         def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
-            normalised = _normalised(x, half.norm)
+            normalised = plain_norm(x, half.norm)
             inner = F.linear(normalised, *joined(half.inputs))
             active = self.active(inner, half.activation)
             return F.linear(active, half.down.weight, half.down.bias), normalised
@@ -119,7 +119,7 @@ class PlainParts:
         return nullcontext()
 
 
-def _normalised(x: Tensor, norm: NormDescription) -> Tensor:
+def plain_norm(x: Tensor, norm: NormDescription) -> Tensor:
     """The formulas of ``NormDescription``, computed in fp32."""
     values = x.float()
     if norm.kind == "layer_norm":

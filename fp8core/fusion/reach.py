@@ -14,6 +14,7 @@ from torch import nn
 
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import IGNORED, Batch
+from fp8core.fusion.block_inputs import AskedBlock, named_inputs
 from fp8core.fusion.documents import SEQUENCES, documents_inputs
 from fp8core.fusion.sequences import Sequences, document_bounds
 
@@ -23,14 +24,18 @@ _LENGTH = 32
 _CUT = 16  # where the second document begins
 
 
-def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool, causal: bool) -> str | None:
-    """Why ``layers`` of ``model`` cannot be given sequences; None where all of them get them.
+def unreached(
+    model: Any, blocks: Sequence[AskedBlock], *, masked: bool, causal: bool
+) -> str | None:
+    """Why ``blocks`` of ``model`` cannot be given sequences; None where all of them get them.
 
-    One row of two documents goes through the model in evaluation mode. ``masked``: whether the
-    model is called with masks as well, for attention that is not fused. ``causal``: whether its
+    Nor can those that are called with tensors that they would not read. One row of two documents
+    goes through the model in evaluation mode, which may lie on the meta device. ``masked``: whether
+    the model is called with masks as well, for attention that is not fused. ``causal``: whether its
     attention looks back alone.
     """
-    batch = _two_documents(causal).to(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    batch = _two_documents(causal).to(device)
     sequences = Sequences.of(batch, causal=causal)
     assert sequences is not None
     if masked:
@@ -38,12 +43,26 @@ def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool, causal: 
     else:
         inputs = documents_inputs(batch, model.config, sequences)
     reached: set[int] = set()
+    unread: list[TypeError] = []
 
-    def watch(layer: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
-        if options.get(SEQUENCES) is sequences:
+    def watch(block: AskedBlock) -> Any:
+        def hook(layer: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
+            if options.get(SEQUENCES) is not sequences:
+                return
             reached.add(id(layer))
+            given = named_inputs(type(layer).forward, arguments[1:], options)
+            given.pop(SEQUENCES, None)
+            try:
+                block.raise_if_unread(given)
+            except TypeError as error:
+                unread.append(error)
+                raise
 
-    exits = [layer.register_forward_pre_hook(watch, with_kwargs=True) for layer in layers]
+        return hook
+
+    exits = [
+        block.layer.register_forward_pre_hook(watch(block), with_kwargs=True) for block in blocks
+    ]
     modes = {module: module.training for module in model.modules()}
     model.eval()
     caching = torch.is_autocast_cache_enabled()
@@ -55,6 +74,8 @@ def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool, causal: 
         raise
     # A model may know no keyword of ours, in its own way.
     except Exception as error:
+        if device.type == "meta" and not unread and not _runs(model, batch):
+            return None  # for want of values, most likely: nothing can be said without them
         text = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         return f"the model cannot be called with the sequences of its batches: {text}"
     finally:
@@ -63,9 +84,19 @@ def unreached(model: Any, layers: Sequence[nn.Module], *, masked: bool, causal: 
             leave.remove()
         for module, training in modes.items():
             module.training = training
-    if len(reached) < len({id(layer) for layer in layers}):
+    if len(reached) < len({id(block.layer) for block in blocks}):
         return "the model does not hand the sequences of its batches on to its blocks"
     return None
+
+
+def _runs(model: Any, batch: Batch) -> bool:
+    """Whether ``model`` can be called with ``batch`` as it is, without sequences."""
+    try:
+        with torch.no_grad():
+            model(**model_inputs(batch, model.config), use_cache=False)
+    except Exception:
+        return False
+    return True
 
 
 def _two_documents(causal: bool) -> Batch:

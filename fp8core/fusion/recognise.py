@@ -7,7 +7,7 @@ numbers before it is used.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,7 @@ from fp8core.fusion.children import Function, activation, described_norm, hooked
 from fp8core.fusion.layouts import BlockLayout, PreNorm
 from fp8core.fusion.parts import AttentionHalf, GatedActivation, Halves, MLPHalf, NamedLinear
 
-__all__ = ["NO_BLOCKS", "describe_block", "find_blocks"]
+__all__ = ["NO_BLOCKS", "attention_elsewhere", "describe_block", "find_blocks"]
 
 NO_BLOCKS = (
     "the model has no blocks built as Llama's, GPT-2's or BERT's, with attention, then an MLP, and "
@@ -49,6 +49,12 @@ def find_blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
+def attention_elsewhere(model: nn.Module, blocks: Iterable[nn.Module]) -> bool:
+    """Whether ``model`` attends outside of ``blocks`` too, as far as its modules say so."""
+    within = {id(module) for block in blocks for module in block.modules()}
+    return any(hasattr(m, "is_causal") and id(m) not in within for m in model.modules())
+
+
 def _layout(module: nn.Module) -> BlockLayout | None:
     """The one whose attention and MLP it has; its norms may be others."""
     children = {key for key, child in module._modules.items() if child is not None}
@@ -76,16 +82,19 @@ def describe_block(name: str, block: nn.Module, config: Any) -> Halves:
         return halves
     if not isinstance(layout, PreNorm):
         return recognise_bert.describe_halves(name, block, config)
+    # Where an attention does not say, it may do either: blocks of these kinds look back.
+    attention = block.get_submodule(layout.attention)
+    halves.causal = getattr(attention, "is_causal", True) is not False
     if layout is LLAMA:
         describe_attention, describe_mlp = _attention, _mlp
     else:
         describe_attention, describe_mlp = _gpt2_attention, _gpt2_mlp
-    for describe, parts in (
-        (describe_attention, (layout.attention_norm, layout.attention)),
-        (describe_mlp, (layout.mlp_norm, layout.mlp)),
+    for describe, passed_by in (
+        (describe_attention, layout.without_attention),
+        (describe_mlp, layout.without_mlp),
     ):
         # Hooks of what a half replaces would not be called; those of the block itself are.
-        found = hooked(name, block, parts) or describe(name, block, config)
+        found = hooked(name, block, passed_by) or describe(name, block, config)
         if isinstance(found, AttentionHalf):
             halves.attention = found
         elif isinstance(found, MLPHalf):

@@ -31,8 +31,6 @@ BERT = PostNorm(
 )
 
 _RESIDUAL = frozenset((BERT.dense, BERT.dropout, BERT.norm))
-# Of the modules that hold the layers of both halves none is called where a half is fused.
-_OPENED = (BERT.within, BERT.after, BERT.down)
 _ACTIVATIONS: dict[str, Activation] = {"gelu_tanh": "gelu", "gelu": "gelu_erf"}
 
 
@@ -73,7 +71,7 @@ def describe_halves(name: str, block: nn.Module, config: Any) -> Halves:
 def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
     attention: Any = block.get_submodule(BERT.attention)
     path = f"{name}.{BERT.attention}"
-    hooks = hooked(name, block, (BERT.attention, f"{BERT.after}.{BERT.dense}"), _OPENED)
+    hooks = hooked(name, block, BERT.without_attention)
     if hooks is not None:
         return hooks
     dropout = attention._modules.get("dropout")
@@ -121,12 +119,7 @@ def _attention(name: str, block: nn.Module, config: Any) -> AttentionHalf | str:
 
 
 def _mlp(name: str, block: nn.Module) -> MLPHalf | str:
-    hooks = hooked(
-        name,
-        block,
-        (f"{BERT.after}.{BERT.norm}", BERT.up, f"{BERT.down}.{BERT.dense}"),
-        _OPENED,
-    )
+    hooks = hooked(name, block, BERT.without_mlp)
     if hooks is not None:
         return hooks
     up_module: Any = block.get_submodule(BERT.up)

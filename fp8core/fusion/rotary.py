@@ -41,8 +41,8 @@ class RotaryAngles:
 def rotary_angles(model: nn.Module, length: int) -> tuple[RotaryAngles | None, str | None]:
     """The angles that ``model`` seems to rotate by, and why it does not, where that shows.
 
-    They are compared for ``length`` positions; they must not depend on the length of a batch, and
-    cos and sin must come out unscaled. No angles where there are none, or several kinds.
+    They are compared for the ``length`` positions of a row; they must not depend on the length of a
+    batch, and cos and sin must come out unscaled. No angles where there are none, or several kinds.
     """
     found: list[Any] = [module for module in model.modules() if hasattr(module, "inv_freq")]
     if len(found) != 1 or not isinstance(found[0].inv_freq, Tensor):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fp8core.data.batch import Batch
 
-__all__ = ["Sequences"]
+__all__ = ["Sequences", "document_bounds"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
 """Which blocks of a model on the meta device would be fused, and what those keep.
 
-Blocks are recognised as `fp8core.fusion.fuse` does; its proof on numbers needs the GPU and cannot
-be had here. What a fused block keeps for its backward pass is that of Transformer Engine's modules
+Blocks are recognised as `fp8core.fusion.fuse` does, and the model is called as there; the proof on
+numbers is that of a small twin. What an engine's own kernels would refuse shows on a GPU alone.
+What a fused block keeps for its backward pass is that of Transformer Engine's modules
 (``LayerNormLinear``, ``DotProductAttention``, ``Linear``, ``LayerNormMLP``, as of 2.20), or of
 `fp8core.fusion.high_precision`.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +20,24 @@ from torch import Tensor, nn
 
 from fp8core.conversion import Decision
 from fp8core.conversion.decide import kept_apart
+from fp8core.data.batch import round_up
+from fp8core.fusion.block_inputs import AskedBlock
+from fp8core.fusion.fuse import MIXED
 from fp8core.fusion.layouts import through
 from fp8core.fusion.parts import AttentionHalf, Halves, MLPHalf, NamedLinear
-from fp8core.fusion.recognise import NO_BLOCKS, describe_block, find_blocks
-from fp8core.fusion.rotary import rotary_angles
+from fp8core.fusion.reach import unreached
+from fp8core.fusion.recognise import (
+    NO_BLOCKS,
+    attention_elsewhere,
+    describe_block,
+    find_blocks,
+)
+from fp8core.fusion.rotary import RotaryAngles, rotary_angles
+from fp8core.fusion.sight import misread, row_length, sights
+from fp8core.models.fusion_twin import refused_of_twin
 from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import AmpRecipe, JobSpec
+from fp8core.spec.recipe import token_multiple
 
 __all__ = [
     "NOTHING_FUSED",
@@ -35,8 +48,6 @@ __all__ = [
     "planned_fusion",
 ]
 
-# Up to which position `fuse` compares rotary angles.
-_LENGTH = 4096
 _FP8, _FP32 = torch.uint8, torch.float32
 """FP8 takes a byte an element, whichever of its formats it is."""
 
@@ -45,8 +56,15 @@ _FP8, _FP32 = torch.uint8, torch.float32
 class PlannedBlock:
     """A block and those of its halves that would be fused."""
 
+    name: str
     layer: nn.Module
     halves: Halves
+
+    @property
+    def asked(self) -> AskedBlock:
+        return AskedBlock(
+            self.name, self.layer, self.halves.layout, self.halves.attention is not None
+        )
 
 
 @dataclass(frozen=True)
@@ -60,12 +78,14 @@ class PlannedFusion:
     plain: bool = False
     """Whether they would be in high precision."""
     loss: bool = False
+    elsewhere: bool = False
+    """Whether the model attends outside of those that were found too."""
 
     @property
     def whole(self) -> bool:
         """Whether no attention of the model needs a mask."""
         attention = sum(block.halves.attention is not None for block in self.blocks)
-        return attention == self.found > 0
+        return attention == self.found > 0 and not self.elsewhere
 
     @property
     def causal(self) -> bool:
@@ -106,25 +126,50 @@ def planned_fusion(
         return PlannedFusion((), len(candidates), (refusal or NO_BLOCKS,), loss=loss)
     plain = small or spec.recipe.engine == "amp"
     kept = kept_apart(decisions, plain=plain)
-    rotation: tuple[bool, str | None] | None = None
-    blocks, reasons = [], []
+    config = getattr(model, "config", None)
+    multiple = token_multiple(spec.recipe)
+    length = row_length(config, round_up(spec.training.sequence_length, multiple))
+    seen = sights(model, [layer for _, layer in candidates], length)
+    rotation: tuple[RotaryAngles | None, str | None] | None = None
+    described: list[tuple[str, nn.Module, Halves]] = []
     for name, layer in candidates:
-        halves = describe_block(name, layer, getattr(model, "config", None))
+        halves = describe_block(name, layer, config)
         halves.adapted = adapted
         halves.keep_apart(kept)
+        angles, wrong = None, None
         if halves.layout.rotated:
-            rotation = rotation or _rotation(model)
-            has_angles, wrong = rotation
-            if wrong is not None and halves.attention is not None:
-                halves.attention = None
-                halves.reasons.append(wrong)
-            if not has_angles:
-                halves.mlp = None  # such a block cannot be compared
+            rotation = rotation or _rotation(model, length)
+            angles, wrong = rotation
+        if halves.attention is not None:
+            halves.refuse_attention(wrong or misread(halves.attention, seen.get(id(layer))))
+        if halves.layout.rotated and angles is None:
+            halves.mlp = None  # such a block cannot be compared
+        described.append((name, layer, halves))
+    refused = refused_of_twin(model, candidates)
+    blocks, reasons = [], []
+    for name, layer, halves in described:
+        if name in refused:
+            refused[name].take_from(halves)
         # The names of layers differ from block to block, their reasons need not.
         reasons += [reason.replace(f"{name}.", "") for reason in halves.reasons]
         if halves.attention is not None or halves.mlp is not None:
-            blocks.append(PlannedBlock(layer, halves))
-    return PlannedFusion(tuple(blocks), len(candidates), tuple(reasons), plain, loss)
+            blocks.append(PlannedBlock(name, layer, halves))
+    elsewhere = attention_elsewhere(model, [layer for _, layer in candidates])
+    planned = PlannedFusion(tuple(blocks), len(candidates), tuple(reasons), plain, loss, elsewhere)
+    withdrawn = _withdrawn(model, planned)
+    if withdrawn is None:
+        return planned
+    return replace(planned, blocks=(), reasons=(*reasons, *[withdrawn] * len(candidates)))
+
+
+def _withdrawn(model: nn.Module, planned: PlannedFusion) -> str | None:
+    """Why none of the blocks would be fused after all; `fuse` has the same reasons."""
+    if not planned.blocks:
+        return None
+    if len({block.halves.causal for block in planned.blocks}) > 1:
+        return MIXED
+    asked = [block.asked for block in planned.blocks]
+    return unreached(model, asked, masked=not planned.whole, causal=planned.causal)
 
 
 def _fuses_loss(spec: JobSpec) -> bool:
@@ -152,9 +197,8 @@ def fusion_refusal(spec: JobSpec) -> str | None:
     return None
 
 
-def _rotation(model: Any) -> tuple[bool, str | None]:
-    """Whether there are `rotary_angles`, and why not those, of the model's embedding built again
-    with values."""
+def _rotation(model: Any, length: int) -> tuple[RotaryAngles | None, str | None]:
+    """`rotary_angles` of the model's embedding, built again with values."""
     held = nn.ModuleList()
     for module in model.modules():
         if hasattr(module, "inv_freq"):
@@ -163,9 +207,8 @@ def _rotation(model: Any) -> tuple[bool, str | None]:
             # Of foreign code: any class may want other arguments.
             except Exception as error:
                 text = f"{type(module).__name__} cannot be built: {type(error).__name__}: {error}"
-                return True, text
-    angles, wrong = rotary_angles(held, _LENGTH)
-    return angles is not None, wrong
+                return RotaryAngles(torch.empty(0)), text  # there are some, whatever they are
+    return rotary_angles(held, length)
 
 
 def fused_forward(

@@ -11,6 +11,7 @@ import torch
 from fp8core.conversion import ConversionReport, convert, small_gemm_rule
 from fp8core.conversion.report import ConversionRow
 from fp8core.data.attention import BY_DOCUMENTS
+from fp8core.data.batch import round_up
 from fp8core.durable import write_json
 from fp8core.engines.protocol import Engine
 from fp8core.fusion.adapters import PlannedAdapters
@@ -72,6 +73,7 @@ def assemble(
         small_gemms=small_gemm_rule(spec, card_of(engine.device))
         if small_gemms is None
         else small_gemms,
+        length=round_up(spec.training.sequence_length, engine.token_multiple),
     )
     model = conversion.model
     adapter = None

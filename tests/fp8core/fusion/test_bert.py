@@ -366,6 +366,26 @@ class Unnormalised(PlainParts):
         return lambda x: (own(x)[0], x)
 
 
+class OtherDraws(PlainParts):
+    """Drops out attention's weights by random numbers of its own, as kernels do."""
+
+    def attention(self, half: AttentionHalf) -> Attend:
+        own = super().attention(half)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+            torch.rand(7)
+            return own(query, key, value, sequences)
+
+        return attend
+
+
+def test_which_weights_of_attention_are_dropped_out_is_not_compared() -> None:
+    model = bert(dropout=0.3)
+    fusion = fuse(model, OtherDraws(), {})
+    assert [row.reason for row in fusion.rows] == [None, None]
+    assert all(layer.attention.self.dropout.p == 0.3 for layer in model.bert.encoder.layer)
+
+
 @pytest.mark.parametrize(
     ("parts", "fused"),
     [(Backwards(), {MLP}), (Across(), {MLP}), (Exchanged(), {MLP}), (Unnormalised(), {ATTENTION})],

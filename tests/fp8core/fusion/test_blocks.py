@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from fp8core.data.attention import model_inputs
 from fp8core.fusion import FusedBlock, fuse, fused_inputs
+from fp8core.fusion.documents import SEQUENCES
 from fp8core.fusion.joined import lie_together
 from fp8core.fusion.parts import NamedLinear
 from fp8core.fusion.plain import PlainParts
+from fp8core.fusion.sequences import Sequences
 from tests.fp8core.fusion.families import FAMILIES, LENGTH, ROWS, batches, make
 
 
@@ -136,6 +138,21 @@ def test_where_one_attention_is_plain_masks_are_made() -> None:
     torch.testing.assert_close(found[real], expected[real], rtol=1e-3, atol=1e-4)
 
 
+def test_where_there_is_attention_outside_of_blocks_masks_are_made() -> None:
+    """It would look ahead without, and over the bounds of documents."""
+
+    class Attention(nn.Module):
+        is_causal = True
+
+    model = make("Llama")
+    model.model.another = Attention()
+    fusion = fuse(model, PlainParts(), {})
+    assert len(fusion.attentions) == fusion.candidates == 2
+    assert not fusion.whole
+    inputs = fused_inputs(model, batches()["packed"], torch.float32)
+    assert inputs["attention_mask"].shape == (ROWS, 1, LENGTH, LENGTH)
+
+
 def test_generation_goes_the_models_own_way() -> None:
     model = make("Llama").eval()
     ids = torch.tensor([[5, 9, 2, 7]])
@@ -241,6 +258,46 @@ def test_gpt2_generates_and_recomputes_as_before(monkeypatch: pytest.MonkeyPatch
     assert len(calls) == 4  # two blocks, twice
     assert torch.equal(again[0], logits)
     assert all(torch.equal(again[1][name], gradient) for name, gradient in gradients.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "fused_way"),
+    [
+        ("cache", False),
+        ("past_key_value", False),
+        ("layer_past", False),
+        ("encoder_hidden_states", False),
+        ("encoder_attention_mask", False),
+        ("attention_mask", True),
+        ("position_ids", True),
+        ("cache_position", True),
+        ("cu_seq_lens_q", True),
+        ("cu_seq_lens_k", True),
+        ("max_length_q", True),
+        ("max_length_k", True),
+        ("seq_idx", True),
+        ("num_items_in_batch", True),
+    ],
+)
+def test_what_a_fused_block_does_not_serve_goes_its_own_way(
+    name: str, fused_way: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the name of what it is given beside the sequences of a batch."""
+    model = make("Llama").eval()
+    fuse(model, PlainParts(), {})
+    calls = counted(monkeypatch)
+    hidden = torch.randn(2, 8, 64, generator=torch.Generator().manual_seed(0))
+    angles = model.model.rotary_emb(hidden, torch.arange(8)[None])
+    given: Any = torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    if name == "cache":
+        given = transformers.DynamicCache()
+    found = model.model.layers[0](
+        hidden,
+        position_embeddings=angles,
+        **{SEQUENCES: Sequences(2, 8), name: given},
+    )
+    assert found.shape == hidden.shape
+    assert len(calls) == fused_way
 
 
 # What is refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from fp8core import engines
 from fp8core.data.batch import Batch
 from fp8core.engines.amp import AmpEngine
 from fp8core.engines.protocol import NormDescription
-from fp8core.fusion import FusedBlock
+from fp8core.fusion import FusedBlock, sight
 from fp8core.fusion.joined import lie_together
 from fp8core.fusion.plain import PlainParts
 from fp8core.spec import AmpRecipe
@@ -29,6 +30,9 @@ from tests.fp8core.fusion.families import make
 from tests.fp8core.training.conftest import job, series, train_here
 
 __all__ = ["job", "series", "train_here"]  # fixtures
+
+# `fp8core.fusion.fuse` is the function of that name.
+fuse_module = importlib.import_module("fp8core.fusion.fuse")
 
 FP32 = {"engine": "amp", "dtype": "fp32"}
 RUN: dict[str, Any] = {
@@ -100,6 +104,24 @@ def test_a_fused_run_computes_what_a_plain_one_does(
         assert series(fused, name) == pytest.approx(expected, rel=1e-4), name
     rows = {row["name"]: row for row in json.loads((fused / "conversion.json").read_bytes())}
     assert rows["model.layers.1.mlp.down_proj"]["group"] == "model.layers.1.mlp"
+
+
+def test_blocks_are_proved_for_rows_as_long_as_the_jobs(
+    job: Callable[..., Path], train_here: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A longer row than those of the proof may be rotated and masked otherwise."""
+    asked: list[int] = []
+    own = sight.sights
+
+    def watched(model: Any, layers: Sequence[nn.Module], length: int) -> Any:
+        asked.append(length)
+        return own(model, layers, length)
+
+    monkeypatch.setattr(fuse_module, "sights", watched)
+    for length in (24, 96):
+        training = {"steps": 1, "sequence_length": length}
+        train_here(job(**{**RUN, "training": training}))
+    assert asked == [32, 96], "of a multiple of 16"
 
 
 def test_a_fused_run_resumes_to_the_bit(
