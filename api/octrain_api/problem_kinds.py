@@ -102,8 +102,10 @@ _kind(
     "file-not-in-store",
     404,
     "Not found",
-    "The file was registered, but the artifact store that this server reads does not hold it.",
-    "It was removed, or lies in a store that only its node reaches; ask the operator.",
+    "The file was registered, but the artifact store does not hold it, or holds it damaged, or "
+    "cannot be read by this server.",
+    "It was removed, or lies in a store that only its node reaches; `detail` says what is known, "
+    "the operator knows more.",
 )
 _kind(
     "method-not-allowed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from pathlib import Path
 from typing import Any
 
 import fsspec
@@ -132,6 +133,37 @@ async def test_only_registered_files_below_the_store_are_served(
     assert (gone.status_code, gone.json()["type"]) == (404, "/problems/file-not-in-store")
     (stored["folder"] / "config.json").symlink_to("/etc/passwd")
     assert (await user.get(f"{base}/config.json")).status_code == 404
+
+
+@pytest.mark.parametrize("url", ["nosuch://bucket/a", "file://[x/a", "memory://[x/a", "", "a:b"])
+async def test_a_store_that_this_server_cannot_read_is_told(
+    user: Any, running_job: str, stored: Any, lone_service: Any, url: str
+) -> None:
+    """A node names the URL of its store: one for which this server lacks the driver, perhaps."""
+    await lone_service.sql("UPDATE artifacts SET url = :url", url=url)
+    files = f"/jobs/{running_job}/artifacts/{stored['id']}/files"
+    for asked in (f"{files}/config.json", f"/jobs/{running_job}/model"):
+        answer = await user.get(asked)
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/file-not-in-store")
+    assert (await user.get(f"/jobs/{running_job}/artifacts")).status_code == 200
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[" * 100_000, "7", "[7]", '{"rows": 7}', "\x00"])
+async def test_a_damaged_report_is_told(
+    worker: Any, user: Any, running_job: str, lone_service: Any, damage: str
+) -> None:
+    store, prefix = lone_service.settings.storage.artifact_url, worker.attempt["artifact_prefix"]
+    for kind, name in (("conversion", "conversion.json"), ("report", "precision.json")):
+        place = Path(store.removeprefix("file://")) / prefix / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(damage)
+        file = {"path": name, "size": len(damage), "sha256": "0" * 64}
+        body = {"kind": kind, "name": name, "url": f"{store}/{prefix}", "files": [file]}
+        assert (await worker.post("artifacts", **body)).status_code == 200
+    for asked in ("conversion", "precision"):
+        answer = await user.get(f"/jobs/{running_job}/{asked}")
+        assert (answer.status_code, answer.json()["type"]) == (404, "/problems/file-not-in-store")
+        assert "is damaged" in answer.json()["detail"]
 
 
 @pytest.mark.parametrize(

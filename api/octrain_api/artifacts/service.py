@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from octrain_api.artifacts.schemas import (
 from octrain_api.models import Artifact, Job
 from octrain_api.problems import Problem, not_found
 from octrain_api.settings import Settings
+
+log = logging.getLogger("octrain_api.artifacts")
 
 _CARD = "README.md"
 _LOADS_WITH = {
@@ -87,8 +90,11 @@ class ArtifactService:
         if artifact is None:
             raise Problem(404, "not-found", "Not found", "This job has no conversion report (yet).")
         parsed = await self._parsed(artifact)
-        rows = parsed["rows"] if isinstance(parsed, dict) else parsed
-        return ConversionReport(attempt=artifact.attempt, rows=rows)
+        try:
+            rows = parsed["rows"] if isinstance(parsed, dict) else parsed
+            return ConversionReport(attempt=artifact.attempt, rows=rows)
+        except (KeyError, ValueError) as error:
+            raise _damaged(artifact) from error
 
     async def precision(self, job_id: str) -> PrecisionTable:
         """The newest precision table of a job."""
@@ -101,13 +107,16 @@ class ArtifactService:
                 "This job has no precision table (yet): it is measured on the first step.",
             )
         parsed = await self._parsed(artifact)
-        return PrecisionTable(
-            attempt=artifact.attempt,
-            step=parsed["step"],
-            engine=parsed["engine"],
-            rows=parsed["rows"],
-            engine_state=parsed["engine_state"],
-        )
+        try:
+            return PrecisionTable(
+                attempt=artifact.attempt,
+                step=parsed["step"],
+                engine=parsed["engine"],
+                rows=parsed["rows"],
+                engine_state=parsed["engine_state"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise _damaged(artifact) from error
 
     async def _parsed(self, artifact: Artifact) -> Any:
         """The JSON value in the first file of a report."""
@@ -123,7 +132,10 @@ class ArtifactService:
             data = await asyncio.to_thread(content.read_bytes)
         else:
             data = await asyncio.to_thread(b"".join, content)
-        return json.loads(data)
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _damaged(artifact) from error
 
     async def _stored(self, artifact: Artifact, path: str) -> StoredFile:
         row, content = await self._open(artifact, path)
@@ -137,12 +149,22 @@ class ArtifactService:
         row = next((file for file in artifact.files if file["path"] == path), None)
         if row is None:
             raise not_found("file", path)
-        if artifact.url.startswith("file:"):
-            local = await asyncio.to_thread(store.local_file, artifact.url, path, self._root)
-            if local is not None:
-                return row, local
-        elif await asyncio.to_thread(store.exists, artifact.url, path):
-            return row, store.read(artifact.url, path)
+        try:
+            if artifact.url.startswith("file:"):
+                local = await asyncio.to_thread(store.local_file, artifact.url, path, self._root)
+                if local is not None:
+                    return row, local
+            elif await asyncio.to_thread(store.exists, artifact.url, path):
+                return row, store.read(artifact.url, path)
+        except Exception as error:  # every store raises its own, and a node names any URL
+            log.warning("artifact %s cannot be read: %r", artifact.id, error)
+            raise Problem(
+                404,
+                "file-not-in-store",
+                "Not found",
+                f"The file {path!r} is registered, but this server cannot read the store that it "
+                f"lies in ({type(error).__name__}); its log says more.",
+            ) from error
         raise Problem(
             404,
             "file-not-in-store",
@@ -150,6 +172,16 @@ class ArtifactService:
             f"The file {path!r} is registered, but this server's artifact store does not hold it: "
             "it was removed, or lies in a store that only its node reaches.",
         )
+
+
+def _damaged(artifact: Artifact) -> Problem:
+    return Problem(
+        404,
+        "file-not-in-store",
+        "Not found",
+        f"The report {artifact.name!r} is damaged in the store: it is not what a trainer writes. "
+        f"What there is of it can be downloaded as artifact {artifact.id}.",
+    )
 
 
 def _artifact_object(artifact: Artifact) -> ArtifactObject:
