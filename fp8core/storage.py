@@ -63,7 +63,14 @@ class ArtifactStore:
         self.url = url.rstrip("/")
         self._local: Path | None = None
         if not rest or scheme == "file":
-            path = Path(unquote(urlsplit(url).path) if rest else url)
+            parts = urlsplit(url)
+            if rest and (parts.netloc not in ("", "localhost") or parts.query or parts.fragment):
+                # file://srv/octrain would be the folder /octrain.
+                raise ValueError(
+                    f"{url!r} is not the URL of a folder, which has three slashes "
+                    "(file:///srv/octrain), and %23 and %3F for # and ?"
+                )
+            path = Path(unquote(parts.path) if rest else url)
             if not path.is_absolute():
                 raise ValueError(f"a file store needs an absolute path, not {url!r}")
             self._local = path

@@ -64,7 +64,8 @@ class BatchSource:
     """An iterator over training batches; ends only with the last epoch, if there is one.
 
     The final round may be short: its rows are dealt out evenly, and dropped when there are fewer
-    rows than ranks, as all ranks must take the same number of steps.
+    rows than ranks, as all ranks must take the same number of steps. Data that gives no batch at
+    all is an error: a run over it would end at once, as if it had trained.
     """
 
     def __init__(
@@ -94,6 +95,8 @@ class BatchSource:
     def __next__(self) -> Batch:
         rows = _take(self._stream, self._collator, self._batch_size * self._world, self.statistics)
         if len(rows) < self._world:
+            if self._rows == 0:
+                raise self._too_little(len(rows))
             raise StopIteration
         shares = _deal(rows, self._batch_size, self._world)
         first = self._rows + sum(len(share) for share in shares[: self._rank])
@@ -101,6 +104,14 @@ class BatchSource:
         self._rows += len(rows)
         _count_tokens(self.statistics, shares, self._collator)
         return batch
+
+    def _too_little(self, rows: int) -> DataInvalid:
+        if rows == 0:
+            return nothing_to_learn(self._collator.sequence_length)
+        return DataInvalid(
+            f"all the data fills {rows} sequence(s), and {self._world} ranks take one each",
+            pointer="/data",
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, as JSON values; the same on every rank."""
@@ -185,6 +196,10 @@ class EvaluationBatches:
         """UTF-8 bytes of all targets of all ranks; the first call reads all documents."""
         return self._measure()[1]
 
+    def check(self) -> None:
+        """Raises ``DataInvalid`` where there would be no batch; reads as far as the first."""
+        next(self._rounds(count_bytes=False))
+
     def _measure(self) -> tuple[int, int]:
         if self._measured is None:
             rounds = size = 0
@@ -198,11 +213,19 @@ class EvaluationBatches:
         stream = self._open_stream(count_bytes)
         left = self._limit
         size = self._batch_size * self._world
+        empty = True
         while True:
             wanted = size if left is None else min(size, left)
             rows = _take(stream, self._collator, wanted, Statistics())
             if not rows:
+                if empty:
+                    raise DataInvalid(
+                        f"none of the {stream.documents_per_epoch} documents that are held out has "
+                        f"anything to learn within {self._collator.sequence_length} tokens",
+                        pointer="/evaluation/fraction",
+                    )
                 return
+            empty = False
             yield rows
             if left is not None:
                 left -= len(rows)

@@ -209,6 +209,7 @@ def open_dataset(
             rank=rank,
             world=world,
         )
+        evaluation.check()
     return TrainingData(train, evaluation, corpus.class_labels, corpus, causal)
 
 
@@ -225,7 +226,9 @@ def _classes(
         classes = tuple(sorted(found, key=int) if checker.integer_labels else sorted(found))
     else:
         classes = tuple(wanted)
-    known = np.array([name in classes for name in names], dtype=bool)
+    # There may be as many names as rows.
+    among = frozenset(classes)
+    known = np.array([name in among for name in names], dtype=bool)
     unknown = np.flatnonzero(~known[codes])
     if len(unknown):
         first = int(unknown[0])

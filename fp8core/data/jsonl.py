@@ -66,10 +66,13 @@ class JsonlSource:
         path, name = self._file_of(number)
         left = self._starts[number]
         line = 1
-        with path.open("rb") as file:
-            while left and (chunk := file.read(min(left, 1 << 20))):
-                line += chunk.count(b"\n")
-                left -= len(chunk)
+        try:
+            with path.open("rb") as file:
+                while left and (chunk := file.read(min(left, 1 << 20))):
+                    line += chunk.count(b"\n")
+                    left -= len(chunk)
+        except OSError:  # it has gone meanwhile
+            return name
         return f"{name}, line {line}"
 
     def _file_of(self, number: int) -> tuple[Path, str]:

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 
 from fp8core.data.order import Groups
 from fp8core.errors import DataInvalid
+from fp8core.spec.document import shortened
 
 __all__ = [
     "ROLES",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 DataFormat = Literal["text", "prompt_completion", "chat", "labelled"]
+_LONGEST_MESSAGE = 1000
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -175,8 +177,8 @@ def check_messages(value: Any, column: str, where: Callable[[], str]) -> None:
 
 
 def invalid(where: str, what: str, *, pointer: str = "/data") -> DataInvalid:
-    """The error for bad data at one place."""
-    return DataInvalid(f"{where}: {what}", pointer=pointer)
+    """The error for bad data at one place; of what the data itself says only so much is shown."""
+    return DataInvalid(f"{where}: {shortened(what, _LONGEST_MESSAGE)}", pointer=pointer)
 
 
 def unreadable(name: str, error: OSError) -> DataInvalid:

@@ -84,7 +84,7 @@ class TextFileSource:
         self._edges = bytearray()
         self._first_of_file: list[int] = []
         self.skipped = 0
-        block = block_bytes(sum(path.stat().st_size for path, _ in self._files))
+        block = block_bytes(sum(_size_of(path, name) for path, name in self._files))
         checksum = 0
         for path, name in self._files:
             self._first_of_file.append(len(self._starts))
@@ -116,7 +116,10 @@ class TextFileSource:
 
     def where(self, number: int) -> str:
         path, name = self._file_of(number)
-        return f"{name}, line {_line_of(path, self._starts[number])}"
+        try:
+            return f"{name}, line {_line_of(path, self._starts[number])}"
+        except OSError:  # it has gone meanwhile
+            return name
 
     def _file_of(self, number: int) -> tuple[Path, str]:
         return self._files[bisect_right(self._first_of_file, number) - 1]
@@ -181,6 +184,13 @@ class MemoryTextSource:
 
     def where(self, number: int) -> str:
         return self._names[number]
+
+
+def _size_of(path: Path, name: str) -> int:
+    try:
+        return path.stat().st_size
+    except OSError as error:
+        raise unreadable(name, error) from error
 
 
 def _slice(data: bytes, start: int, size: int) -> bytes:

@@ -39,7 +39,11 @@ _CLASSES = {
 }
 # Nothing larger exists, and building so many modules would take hours before memory runs out.
 _MOST_LAYERS = 10_000
-_COUNTS_LAYERS = re.compile(r"(layer|block|depth|expert|stage)s?$|^n_layer|^num_.*layers")
+_COUNTS_LAYERS = re.compile(
+    r"(layer|block|depth|expert|stage)s?$|^n_layer|^num_.*layers|^block_sizes$"
+)
+# A name is made for each class, before anybody asks for them.
+_MOST_CLASSES = 1_000_000
 
 
 class TokenizerFacts(Protocol):
@@ -120,10 +124,12 @@ def _refuse_runaway_counts(source: ModelSource, values: Mapping[str, Any], place
         if isinstance(value, dict):
             _refuse_runaway_counts(source, value, at)
             continue
-        counted = type(value) is int and _COUNTS_LAYERS.search(key)
-        if counted and not 0 <= value <= _MOST_LAYERS:
-            wrong = ValueError(f"{at[1:]} is {value}, not between 0 and {_MOST_LAYERS}")
-            raise cannot_be_built(source, "is not valid", wrong)
+        most = _MOST_CLASSES if key in ("num_labels", "num_classes") else _MOST_LAYERS
+        counted = most == _MOST_CLASSES or _COUNTS_LAYERS.search(key)
+        for count in value if isinstance(value, list) else [value]:
+            if counted and type(count) is int and not 0 <= count <= most:
+                wrong = ValueError(f"{at[1:]} is {count}, not between 0 and {most}")
+                raise cannot_be_built(source, "is not valid", wrong)
 
 
 def _refuse_misspellings(kind: type[Any], values: dict[str, Any]) -> None:

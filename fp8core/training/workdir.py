@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from fp8core.durable import PARTIAL_PREFIX, told_when_full, write_json
 from fp8core.errors import SpecRefused, TrainingError
-from fp8core.spec.job import JobSpec
+from fp8core.spec import JobSpec, SpecInvalid, parse_spec
 from fp8core.training.ranks.place import FOLDER_PREFIX, FOLDER_VARIABLE
 
 __all__ = ["Workdir"]
@@ -120,15 +120,14 @@ class Workdir:
         """Writes ``spec`` as this workdir's own.
 
         Raises ``SpecRefused``, with the pointer of the first difference, when checkpoints of
-        another spec lie here: to go on from them would be neither run.
+        another spec lie here: to go on from them would be neither run. A spec of an older version
+        is the one that it means today. Checkpoints without any spec beside them were put here by
+        somebody who knows whose they are.
         """
         wanted = spec.resolved()
         if self.checkpoints.is_dir() and any(self.checkpoints.glob("step-*")):
-            try:
-                present = json.loads(self.spec.read_bytes())
-            except (OSError, ValueError):
-                present = None
-            if isinstance(present, dict):
+            present = self._present()
+            if present is not None:
                 pointer = _first_difference(
                     {key: value for key, value in present.items() if key not in _FREE},
                     {key: value for key, value in wanted.items() if key not in _FREE},
@@ -140,6 +139,24 @@ class Workdir:
                         pointer=pointer,
                     )
         write_json(self.spec, wanted)
+
+    def _present(self) -> dict[str, Any] | None:
+        """The spec that lies here; as it was written, where this version does not take it."""
+        try:
+            present = json.loads(self.spec.read_bytes())
+            if not isinstance(present, dict):
+                raise ValueError("no JSON object")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            raise SpecRefused(
+                f"{self.spec} cannot be read ({error}), so that nobody can tell whether the "
+                "checkpoints beside it are of this spec; put it back, or remove it if they are"
+            ) from error
+        try:
+            return parse_spec(present).resolved()
+        except SpecInvalid:
+            return present
 
     def crash_log_of(self, rank: int) -> Path:
         """Where the traceback of another rank than 0 goes."""

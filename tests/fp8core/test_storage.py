@@ -9,6 +9,7 @@ import os
 import shutil
 import uuid
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -112,12 +113,27 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "store" / "a").iterdir()] == ["b"]
 
 
-@pytest.mark.parametrize("url", ["file://relative/path", "http://host/x", "sftp://host/x"])
-def test_urls_that_cannot_hold_artifacts_are_refused(url: str) -> None:
-    if url.startswith("file://relative"):
-        url = "relative/path"
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("relative/path", "absolute path"),
+        ("file://srv/octrain", "three slashes"),
+        ("file:///srv/a#b", "%23"),
+        ("file:///srv/a?b", "%3F"),
+        ("http://host/x", "cannot hold artifacts"),
+        ("sftp://host/x", "cannot hold artifacts"),
+    ],
+)
+def test_urls_that_cannot_hold_artifacts_are_refused(url: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
         ArtifactStore(url)
+
+
+def test_a_file_url_names_any_folder(tmp_path: Path) -> None:
+    for name in ("a#b", "a b"):
+        url = f"file://localhost{tmp_path}/{quote(name)}"
+        ArtifactStore(url).put_bytes(b"x", "key")
+        assert (tmp_path / name / "key").read_bytes() == b"x"
 
 
 def test_what_is_not_there_is_reported(store: ArtifactStore, tmp_path: Path) -> None:

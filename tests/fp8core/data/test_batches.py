@@ -167,7 +167,7 @@ def test_data_of_single_tokens_ends_with_an_error(
     # Repeated without end, these would be read for ever in search of a target.
     data = {"source": "jsonl", "path": str(write_jsonl([{"text": "x"}] * 40))}
     data |= {"packing": packing, "append_end_of_text": False}
-    train = open_dataset(make_spec(data=data), BYTES).train
+    train = open_dataset(make_spec(data=data, evaluation={"fraction": 0.0}), BYTES).train
     with pytest.raises(DataInvalid, match="anything to learn"):
         next(train)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from fp8core.data.dataset import open_corpus
 from fp8core.data.sources import open_source
 from fp8core.errors import DataInvalid
 
@@ -142,3 +143,33 @@ def test_index_takes_eight_bytes_a_line(tmp_path: Path, make_spec: Spec) -> None
     path.write_text('{"text": "a"}\n' * 1000)
     source = check(make_spec, path, "text").source
     assert source._starts.itemsize * len(source._starts) == 8000
+
+
+def test_a_message_shows_only_so_much_of_the_data(tmp_path: Path, make_spec: Spec) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(json.dumps({"messages": [{"role": "x" * 10**6, "content": ""}]}) + "\n")
+    with pytest.raises(DataInvalid, match=r"line 1: messages\[0\]\.role must be one of") as raised:
+        open_source(make_spec(data={"source": "jsonl", "path": str(path), "format": "chat"}).data)
+    assert len(raised.value.message) < 2000
+
+
+def test_many_labels_are_compared_in_good_time(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    rows = [{"text": "t", "label": f"label {number}"} for number in range(60_000)]
+    data = {"source": "jsonl", "path": str(write_jsonl(rows)), "format": "labelled"}
+    spec = make_spec(data=data, task="sequence_classification", evaluation={"fraction": 0.0})
+    classes = open_corpus(spec).class_labels  # each compared with each would take minutes
+    assert classes is not None
+    assert len(classes) == 60_000
+
+
+@pytest.mark.parametrize("kind", ["text", "jsonl"])
+def test_a_place_in_a_file_that_has_gone_is_its_name(
+    tmp_path: Path, make_spec: Spec, kind: str
+) -> None:
+    path = tmp_path / "data"
+    path.write_text('{"text": "a"}\n')
+    source = open_source(make_spec(data={"source": kind, "path": str(path)}).data).source
+    path.unlink()
+    assert source.where(0) == str(path)

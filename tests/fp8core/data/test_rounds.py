@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fp8core.data import open_dataset
+from fp8core.data.order import split_documents
 from fp8core.errors import DataInvalid
 from tests.fp8core.data.documents import (
     BYTES,
@@ -90,8 +91,9 @@ def test_the_last_round_is_dealt_evenly(make_spec: Spec, write_jsonl: Callable[.
     assert [[len(batch.input_ids) for batch in rank] for rank in ranks] == [[2, 2], [2, 1]]
     found = documents_of(itertools.chain(*ranks))
     assert sorted(found) == [[ord(f"{index}"), END] for index in range(7)]
-    # With eight ranks the single round of seven rows is too small for all.
-    assert list(open_dataset(spec, BYTES, rank=0, world=8).train) == []
+    # With five ranks the second round, of two rows, is too small for all.
+    spec = make_spec(data=data, evaluation={"fraction": 0}, training={"batch_size": 1})
+    assert len(list(open_dataset(spec, BYTES, rank=0, world=5).train)) == 1
 
 
 def test_epochs_bound_the_run_and_repeat_every_document(corpus_spec: Spec) -> None:
@@ -145,3 +147,46 @@ def test_evaluation_bytes_of_ranks_and_of_max_batches(corpus_spec: Spec) -> None
     assert len(limited.evaluation or ()) == 2
     assert all(same(a, b) for a, b in zip(limited.evaluation or (), whole[:2], strict=True))
     assert 0 < limited.evaluation_bytes < data.evaluation_bytes
+
+
+@pytest.mark.parametrize("format", ["text", "prompt_completion"])
+def test_data_without_any_batch_is_an_error_and_no_run_of_zero_steps(
+    make_spec: Spec, write_jsonl: Callable[..., Path], format: str
+) -> None:
+    rows = [{"text": "a", "prompt": "a" * 80, "completion": "b"}] * 20
+    spec = make_spec(
+        data={
+            "source": "jsonl",
+            "path": str(write_jsonl(rows)),
+            "format": format,
+            "packing": format != "text",
+            "append_end_of_text": False,
+            "epochs": 1,
+        },
+        evaluation={"fraction": 0.0},
+    )
+    with pytest.raises(DataInvalid, match="anything to learn within 64 tokens"):
+        next(open_dataset(spec, BYTES).train)
+
+
+def test_fewer_rows_than_ranks_are_an_error(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    path = write_jsonl([{"text": "two words"}])
+    data = {"source": "jsonl", "path": str(path), "epochs": 1}
+    spec = make_spec(data=data, evaluation={"fraction": 0.0})
+    for rank in range(3):
+        with pytest.raises(DataInvalid, match=r"fills 1 sequence\(s\), and 3 ranks take one each"):
+            next(open_dataset(spec, BYTES, rank=rank, world=3).train)
+
+
+def test_a_held_out_part_with_nothing_to_learn_fails_before_the_first_step(
+    make_spec: Spec, write_jsonl: Callable[..., Path]
+) -> None:
+    held = set(split_documents(20, 0.1, 0)[1].tolist())
+    rows = [{"text": "a" if number in held else "many words"} for number in range(20)]
+    data = {"source": "jsonl", "path": str(write_jsonl(rows)), "append_end_of_text": False}
+    spec = make_spec(data=data, evaluation={"fraction": 0.1})
+    with pytest.raises(DataInvalid, match="none of the 2 documents that are held out") as raised:
+        open_dataset(spec, BYTES)
+    assert raised.value.pointer == "/evaluation/fraction"

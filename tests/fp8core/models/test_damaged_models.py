@@ -160,6 +160,8 @@ def test_foreign_code_in_a_folder_is_never_run(save_llama, make_spec):
         ("num_hidden_layers", 10**9, "not between 0 and 10000"),
         ("num_hidden_layers", -1, "num_hidden_layers is -1"),
         ("num_attention_heads", 0, "not valid"),
+        ("num_labels", 10**10, "not between 0 and 1000000"),
+        ("block_sizes", [4, 10**9], "block_sizes is 1000000000"),
     ],
 )
 def test_sizes_that_only_the_folder_tells_are_refused(save_llama, make_spec, key, value, words):
