@@ -34,9 +34,10 @@ from fp8core.spec import JobSpec, parse_spec
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.assemble import assemble
-from fp8core.training.loop import RunParts, TrainingLoop
+from fp8core.training.loop import TrainingLoop
 from fp8core.training.position import Position
 from fp8core.training.precision import dtype_of
+from fp8core.training.run_parts import RunParts
 from fp8core.training.stopping import StopRequest
 from fp8core.training.workdir import Workdir
 

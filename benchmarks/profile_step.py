@@ -69,7 +69,7 @@ class Steps:
         self.events: Sequence[Any] = ()
         self.timeline: Sequence[Any] = ()
 
-    def __call__(self, loop: TrainingLoop, batches: Any, original: Any) -> None:
+    def __call__(self, original: Any, *arguments: Any) -> None:
         first, second = self._warm_up, self._warm_up + self._steps
         if self._number == first:
             torch.cuda.synchronize()
@@ -89,7 +89,7 @@ class Steps:
             self.timeline = self._profiler.events()
             raise Profiled
         self._number += 1
-        original(loop, batches)
+        original(*arguments)
 
 
 def print_kernels(events: Sequence[Any], seconds: float, count: int, rows: int) -> None:
@@ -119,7 +119,7 @@ def main() -> None:
     chosen = parser.parse_args()
     steps = Steps(chosen.warm_up, chosen.steps, chosen.host)
     original = TrainingLoop._step
-    TrainingLoop._step = lambda loop, batches: steps(loop, batches, original)  # type: ignore[method-assign]
+    TrainingLoop._step = lambda *arguments: steps(original, *arguments)  # type: ignore[method-assign, assignment]
     with tempfile.TemporaryDirectory() as folder:
         try:
             run_train(chosen.spec, Path(folder, "run"), [], debug=True)

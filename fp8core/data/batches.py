@@ -155,6 +155,7 @@ class BatchSource:
 class EvaluationBatches:
     """The same batches at every iteration: all held-out documents once, in their own order.
 
+    ``counted``: whether the first iteration that reaches the end counts the bytes of the targets.
     ``max_batches`` bounds them in units of ``batch_size`` rows, over all ranks together. Every rank
     gets the same number of batches; where rows run out, a rank gets one of padding without targets
     (only with several ranks).
@@ -169,7 +170,9 @@ class EvaluationBatches:
         max_batches: int | None = None,
         rank: int = 0,
         world: int = 1,
+        counted: bool = False,
     ) -> None:
+        self._counted = counted
         self._open_stream = open_stream
         self._collator = collator
         self._batch_size = batch_size
@@ -179,21 +182,27 @@ class EvaluationBatches:
         self._measured: tuple[int, int] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        number = 0
-        for rows in self._rounds(count_bytes=False):
+        number = rounds = size = 0
+        counted = self._counted and self._measured is None
+        for rows in self._rounds(count_bytes=counted):
             shares = _deal(rows, self._batch_size, self._world)
             share = shares[self._rank]
             first = number + sum(len(before) for before in shares[: self._rank])
             yield self._collator(share or [empty_row()], first)
             number += len(rows)
+            rounds += 1
+            size += sum(row.target_bytes for row in rows)
+        if counted:
+            self._measured = rounds, size
 
     def __len__(self) -> int:
-        """Batches of this rank; the first call reads all documents."""
+        """Batches of this rank; reads all documents where they were not counted yet."""
         return self._measure()[0]
 
     @property
     def target_bytes(self) -> int:
-        """UTF-8 bytes of all targets of all ranks; the first call reads all documents."""
+        """UTF-8 bytes of all targets of all ranks; reads all documents where they were not counted
+        yet."""
         return self._measure()[1]
 
     def check(self) -> None:

@@ -83,7 +83,8 @@ class TrainingData:
     @property
     def evaluation_bytes(self) -> int:
         """UTF-8 bytes of all targets of one evaluation, over all ranks: the divisor of bits per
-        byte. 0 for tasks other than ``causal_lm``. Encodes the held-out documents once.
+        byte. 0 for tasks other than ``causal_lm``. Encodes the held-out documents, unless all of
+        ``evaluation`` was iterated over before, which counts them.
         """
         if self.evaluation is None or not self.causal:
             return 0
@@ -208,6 +209,7 @@ def open_dataset(
             max_batches=spec.evaluation.max_batches,
             rank=rank,
             world=world,
+            counted=causal,
         )
         evaluation.check()
     return TrainingData(train, evaluation, corpus.class_labels, corpus, causal)

@@ -30,6 +30,8 @@ _PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
 _LARGEST_ID = 2**24
 # So many of a vocabulary are tried for one that is a text by itself.
 _MOST_WORDS = 1000
+# numpy lets no other thread run while it reads a list, which of tens of millions takes seconds.
+_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Tokenizer:
             encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
             encodings = encode(list(texts), add_special_tokens=False)
         if not offsets:
-            return [Encoded(np.array(encoding.ids, dtype=np.int32)) for encoding in encodings]
+            return [Encoded(_ids(encoding.ids)) for encoding in encodings]
         return [
             _with_offsets(text, encoding.ids, encoding.offsets)
             for text, encoding in zip(texts, encodings, strict=True)
@@ -293,13 +295,26 @@ def _no_panic() -> Iterator[None]:
 
 
 def _with_offsets(text: str, ids: list[int], offsets: list[tuple[int, int]]) -> Encoded:
-    spans = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    spans = np.concatenate(
+        [np.array(part, dtype=np.int64).reshape(-1, 2) for part in _parts(offsets)]
+    )
     # Ends never go back, and where several tokens share a character the first one gets its bytes.
     ends = np.maximum.accumulate(spans[:, 1]) if len(spans) else spans[:, 1]
     if not text.isascii():
         ends = utf8_offsets(text)[ends]
     lengths = np.diff(ends, prepend=0).astype(np.int32)
-    return Encoded(np.array(ids, dtype=np.int32), spans, lengths)
+    return Encoded(_ids(ids), spans, lengths)
+
+
+def _ids(ids: list[int]) -> NDArray[np.int32]:
+    return np.concatenate([np.array(part, dtype=np.int32) for part in _parts(ids)])
+
+
+def _parts(values: list[Any]) -> list[list[Any]]:
+    """In their order, at least one."""
+    if len(values) <= _AT_ONCE:
+        return [values]
+    return [values[start : start + _AT_ONCE] for start in range(0, len(values), _AT_ONCE)]
 
 
 def utf8_offsets(text: str) -> NDArray[np.int64]:

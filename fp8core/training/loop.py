@@ -15,71 +15,28 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from torch import nn
-
-from fp8core.conversion import ConversionReport
 from fp8core.data.batch import Batch
-from fp8core.data.dataset import TrainingData
-from fp8core.engines.protocol import Engine
+from fp8core.data.prefetch import AheadBatches
 from fp8core.errors import Diverged
-from fp8core.spec.job import JobSpec
 from fp8core.spec.outcomes import Reason
-from fp8core.telemetry import TelemetryWriter
 from fp8core.training.assemble import announce_conversion
 from fp8core.training.attention_format import AttentionFormat
-from fp8core.training.checkpoint import CheckpointStore
 from fp8core.training.divergence import DivergenceGuard, Verdict
 from fp8core.training.evaluation import evaluate
 from fp8core.training.fp8_health import FP8Health
 from fp8core.training.late_metrics import LateMetrics, StepFigures
-from fp8core.training.learner import Learner, StepTotals
-from fp8core.training.memory import peak_bytes
-from fp8core.training.parity import ParityTracker
+from fp8core.training.learner import StepTotals
 from fp8core.training.position import Position
 from fp8core.training.precision_table import PrecisionTable
-from fp8core.training.ranks.world import World
+from fp8core.training.run_parts import RunParts
 from fp8core.training.saving import Saver
+from fp8core.training.step_batches import StepBatches
 from fp8core.training.step_graphs import StepGraphs, graph_refusal
+from fp8core.training.step_log import StepLog
 from fp8core.training.stopping import StopRequest
-from fp8core.training.workdir import Workdir
 
-if TYPE_CHECKING:
-    from fp8core.training.adapter import Adapter
-
-__all__ = ["RunParts", "TrainingLoop"]
-
-# An fp16 loss scale below this has been halved for 40 overflows in a row: no step will ever count.
-_SMALLEST_LOSS_SCALE = 2.0**-24
-
-
-@dataclass(frozen=True)
-class RunParts:
-    """Everything a run is made of, built and, where there was a checkpoint, restored."""
-
-    spec: JobSpec
-    learner: Learner
-    conversion: ConversionReport
-    adapter: Adapter | None
-    data: TrainingData
-    telemetry: TelemetryWriter
-    checkpoints: CheckpointStore | None
-    """None on ranks that do not write."""
-    workdir: Workdir
-
-    @property
-    def model(self) -> nn.Module:
-        return self.learner.model
-
-    @property
-    def engine(self) -> Engine:
-        return self.learner.engine
-
-    @property
-    def world(self) -> World:
-        return self.learner.world
+__all__ = ["TrainingLoop"]
 
 
 class TrainingLoop:
@@ -116,20 +73,18 @@ class TrainingLoop:
         )
         self._health = FP8Health(parts.spec, parts.engine, parts.telemetry)
         self._attention = AttentionFormat(parts.conversion, parts.telemetry)
-        self._parity = ParityTracker(parts.spec, position, parts.telemetry)
+        self._log = StepLog(parts, position, self._attention, on_figures)
         self._table = PrecisionTable(parts.learner, parts.conversion, parts.telemetry)
+        self._batches = StepBatches(parts.data.train, self._training.gradient_accumulation, stop)
         self._saver = Saver(
             parts.checkpoints,
             parts.learner,
             parts.adapter,
-            parts.data,
+            self._batches,
             parts.telemetry,
             parts.workdir,
         )
-        self._data_ended = False
         self._saved_step = position.step  # a run that goes on starts from a checkpoint of its step
-        self._logged = (position.step, position.tokens, position.seconds)
-        self._last_speed: dict[str, float] = {}
 
     def run(self) -> Reason:
         """Trains to the end. Returns why it ended: completed, early stopped or stopped by request.
@@ -154,9 +109,13 @@ class TrainingLoop:
                 break
             # Who waits for data waits for it in a step: its speed is that of the run.
             started = time.perf_counter()
-            batches = self._next_batches()
+            batches = self._batches.take()
+            if self._stop_is_wanted():
+                reason = Reason.STOPPED_BY_REQUEST
+                break
             if batches:
                 self._step(batches, started)
+            self._batches.done()
         self._settle()
         if reason == Reason.STOPPED_BY_REQUEST:
             self._save("stop")
@@ -166,16 +125,6 @@ class TrainingLoop:
         return reason
 
     # One step
-
-    def _next_batches(self) -> list[Batch]:
-        batches: list[Batch] = []
-        while len(batches) < self._training.gradient_accumulation:
-            batch = next(self._parts.data.train, None)
-            if batch is None:
-                self._data_ended = True
-                break
-            batches.append(batch)
-        return batches
 
     def _step(self, batches: list[Batch], started: float) -> None:
         learner = self._parts.learner
@@ -189,7 +138,7 @@ class TrainingLoop:
         self.position.step = step
         self.position.tokens += totals.tokens
         self.position.seconds += time.perf_counter() - started
-        self._record(settled)
+        self._log.record(settled)
         if verdict == Verdict.TAKE and self._health.is_due(step):
             self._health.end(step)
 
@@ -227,54 +176,7 @@ class TrainingLoop:
         self._health.settle()
         if figures is not None:
             self._guard.judge(figures)
-        self._record(figures)
-
-    def _record(self, figures: StepFigures | None) -> None:
-        """Records the figures of a step that have been judged."""
-        if figures is None:
-            return
-        loss = figures.values["train/loss"]
-        if math.isfinite(loss):
-            self.position.note_loss(loss)
-        compared = self._parity.note(figures.step, loss)
-        if figures.step % self._spec.telemetry.log_every_steps and figures.step != 1:
-            return
-        values = dict(figures.values)
-        engine_figures = self._parts.engine.metrics()
-        if engine_figures.get("amp/loss_scale", 1.0) < _SMALLEST_LOSS_SCALE:
-            raise Diverged(
-                f"at step {figures.step} the loss scale has fallen to "
-                f"{engine_figures['amp/loss_scale']}: every step overflows"
-            )
-        values.update(engine_figures)
-        values.update(compared)
-        values.update(self._attention.figures())
-        values.update(self._speed())
-        values["memory/peak_bytes"] = self._world.largest(peak_bytes(self._parts.engine.device))
-        telemetry = self._parts.telemetry
-        telemetry.record(figures.step, values)
-        remaining = self._training.steps - self.position.step
-        telemetry.progress(
-            self.position.step,
-            self._training.steps,
-            self.position.tokens,
-            round(remaining * values["perf/step_seconds"], 3),
-        )
-        self._on_figures(self.position, values)
-
-    def _speed(self) -> dict[str, float]:
-        """Since the last logged step, with the wait for data, without evaluations and saving."""
-        position = self.position
-        step, tokens, seconds = self._logged
-        # On a GPU the last figures arrive when no further step has passed: the last speed holds.
-        if position.step > step:
-            self._logged = (position.step, position.tokens, position.seconds)
-            passed = max(position.seconds - seconds, 1e-9)
-            self._last_speed = {
-                "perf/step_seconds": passed / (position.step - step),
-                "perf/tokens_per_second": (position.tokens - tokens) / passed,
-            }
-        return self._last_speed
+        self._log.record(figures)
 
     def _conversion_changed(self) -> None:
         parts = self._parts
@@ -292,12 +194,12 @@ class TrainingLoop:
         early = self._training.early_stopping
         if early is not None and self.position.waited >= early.patience:
             return Reason.EARLY_STOPPED
-        if self.position.step >= self._training.steps or self._data_ended:
+        if self.position.step >= self._training.steps or self._batches.ended:
             # A stop during the last evaluation leaves it undone: that is for the next run.
             if self._evaluation_is_due(at_end=True):
                 self._evaluate()
             return Reason.STOPPED_BY_REQUEST if self._stop_pending() else Reason.COMPLETED
-        return Reason.STOPPED_BY_REQUEST if self._stop_is_wanted() else None
+        return None
 
     def _stop_is_wanted(self) -> bool:
         """Whether any rank was asked to stop: one answer for all ranks, at this very step."""
@@ -325,15 +227,18 @@ class TrainingLoop:
         parts, position = self._parts, self.position
         assert parts.data.evaluation is not None
         parts.telemetry.phase("evaluating")
-        figures = evaluate(
-            parts.model,
-            parts.engine,
-            parts.learner.task,
-            parts.data.evaluation,
-            text_bytes=parts.data.evaluation_bytes,
-            world=self._world,
-            interrupted=self._stop_is_wanted,
-        )
+        with AheadBatches(
+            parts.data.evaluation, parts.engine.device, interrupted=lambda: self._stop.requested
+        ) as batches:
+            figures = evaluate(
+                parts.model,
+                parts.engine,
+                parts.learner.task,
+                batches,
+                text_bytes=lambda: parts.data.evaluation_bytes,
+                world=self._world,
+                interrupted=self._stop_is_wanted,
+            )
         parts.telemetry.phase("training")
         if not figures:
             return

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from fp8core import engines
+from fp8core.data.prefetch import PrefetchedBatches
 from fp8core.durable import write_json
 from fp8core.spec.job import JobSpec
 from fp8core.spec.recipe import AmpRecipe
@@ -28,9 +29,11 @@ from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.assemble import assemble
 from fp8core.training.build import Places, build_on_ranks
+from fp8core.training.learner import Learner
 from fp8core.training.position import Position
 from fp8core.training.precision import dtype_of
 from fp8core.training.ranks.world import SOLO, World
+from fp8core.training.step_batches import StepBatches
 from fp8core.training.stopping import StopRequest, StopRequested
 from fp8core.training.trial import try_out
 from fp8core.training.workdir import Workdir
@@ -54,7 +57,7 @@ def reference_losses(
     """The losses of the reference, trained now unless an earlier run of this workdir did.
 
     Fewer than asked for where the data ended, or where a loss was not finite. Raises what building
-    and training raise, and ``StopRequested`` between two steps.
+    and training raise, and ``StopRequested`` between two steps or for a wait for data.
     """
     parity = spec.training.parity
     assert parity is not None
@@ -110,16 +113,26 @@ def _train(
     classes = len(built.data.class_labels or ())
     learner = assemble(spec, engine, built.loaded, class_count=classes, world=world).learner
     learner.model.train()
+    at_once = spec.training.gradient_accumulation
+    with PrefetchedBatches(
+        built.data.train, device, at_once=at_once, interrupted=lambda: stop.requested
+    ) as train:
+        return _losses(learner, StepBatches(train, at_once, stop), steps, telemetry, stop)
+
+
+def _losses(
+    learner: Learner,
+    data: StepBatches,
+    steps: int,
+    telemetry: TelemetryWriter,
+    stop: StopRequest,
+) -> list[float]:
     losses: list[float] = []
     tokens, started = 0, time.perf_counter()
     for step in range(1, steps + 1):
-        if world.any(stop.requested):
+        batches = data.take()
+        if learner.world.any(stop.requested):
             raise StopRequested
-        batches = []
-        for batch in built.data.train:
-            batches.append(batch)
-            if len(batches) == spec.training.gradient_accumulation:
-                break
         if not batches:
             break
         totals = learner.totals(step, batches)
@@ -128,7 +141,7 @@ def _train(
         if not (math.isfinite(loss) and math.isfinite(float(norm))):
             telemetry.event(
                 "reference_diverged",
-                f"the reference in {spec.recipe.engine} ended before step {step}: its loss is "
+                f"the reference in {learner.engine.name} ended before step {step}: its loss is "
                 f"{loss}, the norm of its gradients {float(norm)}",
                 {"step": step},
             )

@@ -27,7 +27,7 @@ from fp8core.training.checkpoint import CheckpointStore, LoadedCheckpoint
 from fp8core.training.checkpoint_room import check_checkpoint_room
 from fp8core.training.device import check_ranks, choose_device
 from fp8core.training.digest import digest
-from fp8core.training.loop import RunParts, TrainingLoop
+from fp8core.training.loop import TrainingLoop
 from fp8core.training.outcome import RunResult
 from fp8core.training.parity import reference_losses
 from fp8core.training.position import Position
@@ -35,6 +35,7 @@ from fp8core.training.precision import dtype_of
 from fp8core.training.ranks.place import RankPlace
 from fp8core.training.ranks.world import SOLO, join
 from fp8core.training.report import RunFacts, make_report
+from fp8core.training.run_parts import RunParts
 from fp8core.training.state import kept_small_gemms, model_tensors, restore
 from fp8core.training.stopping import StopRequest, StopRequested
 from fp8core.training.trial import try_out
@@ -132,7 +133,9 @@ class Run:
     def _prefetched(self, data: TrainingData, device: torch.device) -> Iterator[TrainingData]:
         """The data with its batches made ahead of the loop, for as long as that runs."""
         at_once = self._spec.training.gradient_accumulation
-        with PrefetchedBatches(data.train, device, at_once=at_once) as train:
+        with PrefetchedBatches(
+            data.train, device, at_once=at_once, interrupted=lambda: self._stop.requested
+        ) as train:
             yield replace(data, train=train)
 
     def _build(self, device: torch.device) -> _Built:

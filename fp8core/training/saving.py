@@ -16,14 +16,13 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from fp8core.data.dataset import TrainingData
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.checkpoint import CheckpointStore
 from fp8core.training.digest import digest
 from fp8core.training.host_copy import HostCopy, Named, available_host_bytes, bytes_of_copy
 from fp8core.training.learner import Learner
 from fp8core.training.position import Position
-from fp8core.training.state import capture_state, capture_tensors
+from fp8core.training.state import DataPlace, capture_state, capture_tensors
 from fp8core.training.workdir import Workdir
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Saver:
         checkpoints: CheckpointStore | None,
         learner: Learner,
         adapter: Adapter | None,
-        data: TrainingData,
+        data: DataPlace,
         telemetry: TelemetryWriter,
         workdir: Workdir,
         *,
@@ -87,7 +86,7 @@ class Saver:
         if self._world.several:
             trained = {**tensors["adapter" if self._adapter else "model"], **tensors["engine"]}
             self._world.same("weights and FP8 state", digest(sorted(trained.items())))
-        state = capture_state(position, self._data.train, self._adapter, self._world)
+        state = capture_state(position, self._data, self._adapter, self._world)
         self._world.from_main(lambda: self._begin(position, kind, tensors, state))
 
     @property

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fp8core.training.adapter import Adapter
 
 __all__ = [
+    "DataPlace",
     "ResumableData",
     "capture_state",
     "capture_tensors",
@@ -30,10 +31,14 @@ __all__ = [
 ]
 
 
-class ResumableData(Protocol):
-    """The source of training batches, as far as a checkpoint is concerned."""
+class DataPlace(Protocol):
+    """Where the data stands behind the last step, as JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
+
+
+class ResumableData(DataPlace, Protocol):
+    """The source of training batches, as far as a checkpoint is concerned."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
@@ -67,7 +72,7 @@ def capture_tensors(learner: Learner, adapter: Adapter | None) -> dict[str, dict
 
 
 def capture_state(
-    position: Position, data: ResumableData, adapter: Adapter | None, world: World = SOLO
+    position: Position, data: DataPlace, adapter: Adapter | None, world: World = SOLO
 ) -> dict[str, Any]:
     """The rest of what the next step depends on, as JSON values, of all ranks."""
     own, *others = world.gather(random_state.capture())

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fp8core.data import Batch, Statistics, open_dataset, prefetch
-from fp8core.data.prefetch import PrefetchedBatches
+from fp8core.data.prefetch import PrefetchedBatches, WaitInterrupted
 from fp8core.errors import DataInvalid
 from fp8core.training import random_state
 from tests.fp8core.data.documents import BYTES, KINDS, Spec, same, tokenizer_for
@@ -310,6 +310,43 @@ def test_who_waits_for_a_batch_is_told_of_the_end() -> None:
     assert len(raised) == 1
     source.let_go.set()
     closer.join(PATIENCE)
+
+
+def test_a_wait_is_broken_off_where_its_taker_is_wanted_elsewhere() -> None:
+    source = Numbered()
+    source.held_at = 3
+    wanted = threading.Event()
+    asked: list[bool] = []
+
+    def interrupted() -> bool:
+        asked.append(wanted.is_set())
+        return wanted.is_set()
+
+    with PrefetchedBatches(source, CPU, interrupted=interrupted) as ahead:
+        assert number_of(next(ahead)) == 1
+        assert source.is_held.wait(PATIENCE)
+        asked.clear()
+        assert number_of(next(ahead)) == 2
+        assert asked == [], "a batch that is ready is taken without a look"
+        state = ahead.state_dict()
+        taken: list[Batch | None] = []
+
+        def take() -> None:
+            try:
+                taken.append(next(ahead))
+            except WaitInterrupted:
+                taken.append(None)
+
+        taker = threading.Thread(target=take)
+        taker.start()
+        wanted.set()
+        taker.join(PATIENCE)
+        assert taken == [None]
+        assert ahead.state_dict() == state
+        source.let_go.set()
+        assert source.has_made(5)
+        assert number_of(next(ahead)) == 3
+        assert ahead.state_dict()["made"] == 3
 
 
 def test_a_read_that_does_not_return_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from fp8core.data import tokenizers
 from fp8core.data.tokenizer_build import byte_tokenizer, train_tokenizer
 from fp8core.data.tokenizers import Tokenizer, load_tokenizer
 from fp8core.errors import ModelUnavailable, SpecRefused
@@ -195,3 +196,20 @@ def test_hub_ids_offline(tmp_path: Path, make_spec: Spec, monkeypatch: pytest.Mo
     with pytest.raises(SpecRefused, match="outside the roots"):
         load_tokenizer(spec, roots=[tmp_path / "root"])
     assert load_tokenizer(spec, roots=[tmp_path]).vocab_size == 8
+
+
+def test_long_texts_are_taken_over_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(byte_tokenizer())
+    texts = ["", "a", "é" * 6, "abcdefghijk"]
+    whole = [tokenizer.encode_batch(texts, offsets=offsets) for offsets in (False, True)]
+    monkeypatch.setattr(tokenizers, "_AT_ONCE", 3)
+    for expected, offsets in zip(whole, (False, True), strict=True):
+        for one, other in zip(
+            tokenizer.encode_batch(texts, offsets=offsets), expected, strict=True
+        ):
+            for field in ("ids", "spans", "byte_lengths"):
+                found, wanted = getattr(one, field), getattr(other, field)
+                assert (found is None) == (wanted is None)
+                if wanted is not None:
+                    assert found.dtype == wanted.dtype
+                    assert found.tolist() == wanted.tolist()

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from fp8core.data.batches import BatchSource
+from fp8core.data.prefetch import PrefetchedBatches
+from fp8core.training import run
 from fp8core.training.assemble import Assembled
 from fp8core.training.ranks.place import RankPlace, is_gone
 from fp8core.training.saving import Saver
@@ -52,6 +56,31 @@ def kill(assembled: Assembled) -> None:
 
 def ask_to_stop(assembled: Assembled) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def wait_in_vain(rank: int, assembled: Assembled) -> None:
+    """Rank 1 is asked to stop while it waits for the second micro-batch of step 3, for ever."""
+    if rank != 1:
+        return
+    made, make = [0], BatchSource.__next__
+
+    def held(source: BatchSource) -> Any:
+        made[0] += 1
+        if made[0] == 6:
+            threading.Event().wait()
+        return make(source)
+
+    def ahead(*arguments: Any, interrupted: Callable[[], bool], **options: Any) -> Any:
+        def asked() -> bool:  # by who has no batch
+            if made[0] == 6:
+                made[0] += 1
+                os.kill(os.getpid(), signal.SIGTERM)
+            return interrupted()
+
+        return PrefetchedBatches(*arguments, interrupted=asked, **options)
+
+    BatchSource.__next__ = held  # type: ignore[method-assign]
+    run.PrefetchedBatches = ahead  # type: ignore[misc, assignment]
 
 
 def be_the_last(rank: int, assembled: Assembled) -> None:
@@ -127,6 +156,27 @@ def test_all_stop_at_the_step_at_which_one_was_asked_to(
     assert [result["step"] for result in results] == [3, 3]
     saved = [r for r in telemetry(ended.workdir) if r["type"] == "checkpoint"]
     assert [(record["step"], record["kind"]) for record in saved] == [(3, "stop")]
+
+
+def test_all_stop_where_one_is_asked_to_while_it_waits_for_data(
+    job: Job, run_ranks: Any, series: Series
+) -> None:
+    parts: dict[str, Any] = {
+        **BRIEF,
+        "training": {"steps": 5, "gradient_accumulation": 2},
+        "resources": {**TWO, "rank_timeout_seconds": 60},
+    }
+    spec = job(**parts, checkpoint={"every_steps": 0})
+    whole = run_ranks(spec).workdir
+    ended = run_ranks(spec, plant=wait_in_vain)
+    assert ended.codes == [0, 0]
+    results = [end.result for end in ended.ends]
+    assert [(result["outcome"], result["step"]) for result in results] == [("stopped", 2)] * 2
+    # Rank 0 had its batches of the third step, which nobody has trained on.
+    resumed = run_ranks(spec, ended.workdir)
+    assert resumed.codes == [0, 0]
+    for name in ("train/loss", "train/grad_norm"):
+        assert series(resumed.workdir, name) == series(whole, name)
 
 
 def test_a_rank_may_end_before_another_has_heard_that_all_is_saved(
