@@ -45,7 +45,8 @@ def run_plan(
     console.print(_table("Layers", _layers(found)))
     console.print(_table("Blocks", _blocks(found)))
     console.print(_table("FP8 beside bf16", _speeds(found)))
-    console.print(_table("Memory on one device", _named(found.memory, _size)))
+    memory = _named(found.memory, _size) | {"CUDA graphs": str(found.cuda_graphs["says"])}
+    console.print(_table("Memory on one device", memory))
     console.print(_table("Checkpoint", {"on disk, and on the host": _size(found.checkpoint_bytes)}))
     flops = found.flops
     work = {name: f"{getattr(flops, name):.4g}" for name in ("total", "gemm", "attention")}

@@ -17,6 +17,8 @@ that of its input); when the backward pass ends, gradients are whole; and the op
 Where blocks are fused the cross-entropy is too: the gradient is written over the logits, and the
 first moment lasts until the output head has its own gradient. With gradient checkpointing a block
 keeps only its input, and one block at a time is whole; ``recomputed_blocks`` bounds how many do.
+
+It is the memory of steps that no CUDA graph replays (``fp8core.models.planned_graphs``).
 """
 
 from __future__ import annotations

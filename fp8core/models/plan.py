@@ -27,6 +27,7 @@ from fp8core.models.flops import StepFlops, step_flops
 from fp8core.models.measured_speed import measured_speeds
 from fp8core.models.memory import estimate_memory, linear_widths
 from fp8core.models.planned_fusion import fusion_refusal, planned_fusion
+from fp8core.models.planned_graphs import planned_graphs
 from fp8core.models.source import ModelSource, locate
 from fp8core.spec import BytesTokenizer, JobSpec, TrainTokenizer
 from fp8core.spec.recipe import high_precision_gemms
@@ -53,6 +54,9 @@ class Plan:
     """Bytes by the rows of ``training.precision``, and the peak, ``total``: `MemoryEstimate`."""
     memory_moments: dict[str, int]
     """Bytes at each moment of a step that may be the peak."""
+    cuda_graphs: dict[str, object]
+    """Whether steps may be replayed as CUDA graphs, whose memory ``memory`` leaves out:
+    `planned_graphs`."""
     small_gemm: dict[str, object]
     """What the small-GEMM rule would come to: `SmallGemms.to_json`."""
     measured: list[dict[str, object]]
@@ -149,6 +153,7 @@ def plan(
         conversion=_conversion(decisions),
         memory=memory,
         memory_moments=estimate.moments,
+        cuda_graphs=planned_graphs(spec, fusion, memory["total"]),
         small_gemm=small_gemms.to_json(),
         measured=measured,
         fusion=fusion.to_json(),

@@ -88,6 +88,15 @@ class PlannedFusion:
         return attention == self.found > 0 and not self.elsewhere
 
     @property
+    def in_both_halves(self) -> bool:
+        """Whether all of every block would be fused."""
+        return self._whole_blocks == self.found > 0
+
+    @property
+    def _whole_blocks(self) -> int:
+        return sum(b.halves.attention is not None and b.halves.mlp is not None for b in self.blocks)
+
+    @property
     def causal(self) -> bool:
         """Whether the attention of its blocks looks back alone."""
         return all(block.halves.causal for block in self.blocks)
@@ -95,13 +104,10 @@ class PlannedFusion:
     def to_json(self) -> dict[str, object]:
         """``blocks``, ``fused``, ``fused_in_part`` (counts), ``loss`` (whether it is fused too),
         and ``not_because``: reasons with their counts."""
-        whole = sum(
-            b.halves.attention is not None and b.halves.mlp is not None for b in self.blocks
-        )
         return {
             "blocks": self.found,
-            "fused": whole,
-            "fused_in_part": len(self.blocks) - whole,
+            "fused": self._whole_blocks,
+            "fused_in_part": len(self.blocks) - self._whole_blocks,
             "loss": self.loss,
             "not_because": dict(Counter(self.reasons).most_common()),
         }

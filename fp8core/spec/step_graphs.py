@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from fp8core.spec.job import JobSpec
 
-__all__ = ["graph_refusal"]
+__all__ = ["TIMES_A_STEP", "graph_refusal"]
+
+TIMES_A_STEP = 2
+"""Graphs are captured where the GPU has so many times the memory of a step without them."""
 
 
 def graph_refusal(spec: JobSpec) -> str | None:

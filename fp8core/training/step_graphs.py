@@ -18,6 +18,7 @@ from fp8core.conversion import ConversionReport
 from fp8core.data.batch import Batch
 from fp8core.engines.protocol import GraphedEngine
 from fp8core.spec.job import JobSpec
+from fp8core.spec.step_graphs import TIMES_A_STEP
 from fp8core.spec.step_graphs import graph_refusal as of_spec
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training.gradient_graph import Capture, GradientGraph, Shape, capturing, shape_of
@@ -198,4 +199,4 @@ def _has_memory(device: torch.device) -> bool:
     if device.type != "cuda":
         return True
     free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    return free >= 2 * torch.cuda.max_memory_allocated(device)
+    return free >= TIMES_A_STEP * torch.cuda.max_memory_allocated(device)

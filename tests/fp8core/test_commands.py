@@ -156,9 +156,11 @@ def test_plan_needs_no_weights_and_prints_tables_or_json(
     plan = json.loads(capsys.readouterr().out)
     assert plan["conversion"]["converted"] == 10
     assert plan["memory"]["weights"] == 4 * plan["parameters"]["total"]
+    graphs = plan["cuda_graphs"]
     assert main(["plan", str(path)]) == 0
     shown = capsys.readouterr().out
     assert f"{plan['parameters']['total']:,}" in shown
+    assert f"CUDA graphs none: {graphs['refusal']}" in " ".join(shown.replace("│", " ").split())
     assert "it is the output head" in shown
     assert "would be fused" in shown
 

@@ -40,6 +40,38 @@ def test_parameters_tokens_and_flops_by_hand(make_spec, llama_config):
     json.dumps(made.to_json())
 
 
+@pytest.mark.parametrize(
+    ("fields", "refusal"),
+    [
+        ({}, None),
+        ({"training": {"cuda_graphs": "off"}}, "training.cuda_graphs is off"),
+        ({"conversion": {"fuse": "none"}}, "not all blocks are fused in both halves"),
+        ({"training": {"gradient_accumulation": 2}}, "more than 1"),
+    ],
+)
+def test_graphs_are_told_of_and_in_no_total(make_spec, llama_config, fields, refusal):
+    te = {"recipe": {"engine": "te"}}
+    made = plan(make_spec(llama_config, **te, **fields))
+    graphs = made.cuda_graphs
+    if refusal is None:
+        assert graphs["refusal"] is None
+        # The condition of the trainer: `fp8core.training.step_graphs`.
+        assert graphs["bytes_needed"] == 2 * made.memory["total"]
+        assert str(graphs["says"]).startswith("not counted; captured where the GPU has ")
+        off = plan(make_spec(llama_config, **te, training={"cuda_graphs": "off"}))
+        assert off.memory == made.memory
+    else:
+        assert refusal in str(graphs["refusal"])
+        assert graphs["bytes_needed"] is None
+        assert graphs["says"] == f"none: {graphs['refusal']}"
+
+
+def test_a_plan_without_a_gpu_has_no_graphs(make_spec, llama_config):
+    recipe = {"engine": "amp", "dtype": "bf16"}
+    made = plan(make_spec(llama_config, recipe=recipe, resources={"device": "cpu"}))
+    assert made.cuda_graphs["refusal"] == "there are graphs on CUDA devices only"
+
+
 def test_a_tied_head_counts_once_as_parameters_and_fully_as_work(make_spec, llama_config):
     untied = plan(make_spec(llama_config))
     tied = plan(make_spec({**llama_config, "tie_word_embeddings": True}))
