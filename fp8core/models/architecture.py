@@ -239,6 +239,19 @@ def _model_class(spec: JobSpec, config: Any) -> type[Any]:
             "predict the next one; use task masked_lm, or is_decoder in its configuration",
             pointer="/task",
         )
+    if (
+        spec.task == "masked_lm"
+        and getattr(config, "is_decoder", False)
+        and not getattr(config, "is_encoder_decoder", False)
+    ):
+        # Its attention says that it looks back alone, and the masks of packed documents that it may
+        # look ahead: blocks fused for the one compute the other in their own code, without FP8.
+        raise SpecRefused(
+            f"a {config.model_type} model with is_decoder attends to earlier tokens alone, and a "
+            "masked token is told by both sides; use task causal_lm, or is_decoder false in its "
+            "configuration",
+            pointer="/task",
+        )
     if isinstance(found, tuple):
         named = [c for c in found if c.__name__ in (config.architectures or [])]
         found = (named or found)[0]

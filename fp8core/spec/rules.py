@@ -94,6 +94,20 @@ def _config_is_large_enough(spec: JobSpec) -> Iterator[Problem]:
             )
 
 
+@reads("/model", "/task")
+def _config_looks_both_ways(spec: JobSpec) -> Iterator[Problem]:
+    """Where masked tokens are to be told; a node looks at configurations of folders and hubs."""
+    if spec.task != "masked_lm" or not isinstance(spec.model, ConfigModel):
+        return
+    config = spec.model.config
+    if config.get("is_decoder") and not config.get("is_encoder_decoder"):
+        yield conflict(
+            "/model/config/is_decoder",
+            "attention to earlier tokens alone cannot tell a masked token by both sides; leave it "
+            "out, or use task causal_lm",
+        )
+
+
 @reads("/model/source", "/tokenizer")
 def _model_has_a_tokenizer(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.model, ConfigModel) and isinstance(spec.tokenizer, ModelTokenizer):

@@ -169,6 +169,23 @@ def test_refused_configurations(
     assert words in caught.value.message
 
 
+def test_a_folder_with_a_decoder_that_is_to_learn_masked_tokens(
+    make_spec, make_tokenizer, tmp_path
+):
+    config = {
+        "model_type": "bert", "vocab_size": 272, "hidden_size": 32, "num_hidden_layers": 1,
+        "num_attention_heads": 2, "intermediate_size": 64, "max_position_embeddings": 64,
+    }  # fmt: skip
+    spec = make_spec({**config, "is_decoder": True})
+    load_cpu(spec, tokenizer=make_tokenizer()).model.save_pretrained(tmp_path)
+    with pytest.raises(SpecRefused, match="attends to earlier tokens alone") as caught:
+        load_cpu(
+            make_spec({"source": "path", "path": str(tmp_path)}, task="masked_lm"),
+            tokenizer=make_tokenizer(),
+        )
+    assert caught.value.pointer == "/task"
+
+
 def test_positions_of_roberta_start_after_padding(make_spec, make_tokenizer):
     config = {
         "model_type": "roberta", "vocab_size": 272, "hidden_size": 32, "num_hidden_layers": 1,

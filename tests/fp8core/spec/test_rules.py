@@ -18,7 +18,14 @@ CHAT = {"source": "jsonl", "path": "a", "format": "chat"}
 PROMPTS = {"source": "jsonl", "path": "a", "format": "prompt_completion"}
 CLASSIFY = "sequence_classification"
 
+DECODER = {"source": "config", "config": {"model_type": "bert", "is_decoder": True}}
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"model": DECODER, "tokenizer": "bytes", "task": "masked_lm"},
+        "/model/config/is_decoder",
+        "attention to earlier tokens alone",
+    ),
     (
         {"training": {"batch_size": 65_536, "sequence_length": 1025}},
         "/training/batch_size",
@@ -293,3 +300,18 @@ ACCEPTED: list[dict[str, Any]] = [
 def test_a_combination_with_sense_is_accepted(spec: Spec, sections: dict[str, Any]) -> None:
     resolved = parse_spec(spec(**sections)).resolved()
     assert parse_spec(resolved).resolved() == resolved
+
+
+@pytest.mark.parametrize(
+    ("config", "task"),
+    [
+        ({"is_decoder": True}, "causal_lm"),
+        ({"is_decoder": False}, "masked_lm"),
+        ({"is_decoder": True, "is_encoder_decoder": True}, "masked_lm"),
+    ],
+)
+def test_a_decoder_is_refused_for_masked_tokens_alone(
+    spec: Spec, config: dict[str, Any], task: str
+) -> None:
+    model = {"source": "config", "config": {"model_type": "bert", **config}}
+    assert parse_spec(spec(model=model, tokenizer="bytes", task=task)).task == task
