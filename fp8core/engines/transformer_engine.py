@@ -8,9 +8,8 @@ name, and nothing is imported before an engine is asked for: the package may be 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,34 +19,23 @@ from fp8core.engines.protocol import (
     AmaxSharing,
     NormDescription,
 )
-from fp8core.engines.state_check import check_state
-from fp8core.engines.te_attention_state import (
-    attention_states,
-    attention_tensors,
-    begin_attention,
-)
+from fp8core.engines.te_attention_state import begin_attention
 from fp8core.engines.te_availability import availability
-from fp8core.engines.te_health import HealthRecorder, cast_rules
-from fp8core.engines.te_modules import kept_casts, make_linear, make_norm
+from fp8core.engines.te_figures import Figures
+from fp8core.engines.te_layers import ConvertedLayers
+from fp8core.engines.te_modules import make_linear, make_norm
 from fp8core.engines.te_override import OverrideLinear, current_quantizer
 from fp8core.engines.te_recipe import feature_multiple, native_recipe
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
-    BACKWARD_COLUMNS,
-    FORWARD_COLUMNS,
-    DirectionState,
     ForwardScales,
     OwnDelayedState,
     ScaleInterval,
     forget_modules,
-    gemms_of,
-    infinities,
     scale_gradients,
-    te_directions,
 )
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.errors import EngineUnsupported
-from fp8core.numerics.landing import Landing
 from fp8core.spec.recipe import token_multiple
 
 if TYPE_CHECKING:
@@ -79,11 +67,7 @@ class TransformerEngine:
         self._te = te
         self._te_recipe = native_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
-        self._linears: dict[str, Any] = {}
-        self._fused: dict[str, Any] = {}
-        self._attentions: dict[str, Any] = {}
         self.fp8_attention = bool(getattr(recipe, "fp8_dpa", False))
-        self._health = HealthRecorder(self._scales, cast_rules(recipe), device)
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None
@@ -108,6 +92,8 @@ class TransformerEngine:
                 tex.DType.kFloat8E5M2 if hybrid else tex.DType.kFloat8E4M3,
                 device,
             )
+        self._layers = ConvertedLayers(self._own, overridden=self._override != ALL_FP8)
+        self._figures = Figures(recipe, self._layers, self._casts, device)
 
     # Conversion
 
@@ -142,7 +128,7 @@ class TransformerEngine:
             )
         else:
             layer = make_linear(linear, name, self._casts, self._weight_dtype)
-        self._linears[name] = layer
+        self._layers.linears[name] = layer
         return layer
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
@@ -162,11 +148,11 @@ class TransformerEngine:
         from fp8core.fusion.te_parts import FP8Attention, TEParts
 
         attention = FP8Attention(
-            self._in_recipe, scale_gradients, self._attentions.__setitem__, forget_modules
+            self._in_recipe, scale_gradients, self._layers.attentions.__setitem__, forget_modules
         )
         return TEParts(
-            self._take_fused,
-            self._forget,
+            self._layers.take_fused,
+            self._layers.forget,
             self.convert_linear,
             self._casts,
             self.compute_dtype,
@@ -179,25 +165,16 @@ class TransformerEngine:
         )
         return context
 
-    def _forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            for modules in (self._fused, self._linears, self._attentions):
-                modules.pop(name, None)
-
-    def _take_fused(self, name: str, module: Any, gemms: tuple[str, ...]) -> None:
-        module.__dict__["_gemms"] = gemms
-        self._fused[name] = module
-
     @property
     def records_health(self) -> bool:
-        return self._health.has_rules
+        return self._figures.recorder.has_rules
 
     def captured_health(self) -> Any:
-        return self._health.recorded()
+        return self._figures.recorder.recorded()
 
     def replayed(self, health: Any = None) -> None:
         if health is not None:
-            self._health.replayed(health)
+            self._figures.recorder.replayed(health)
         if self._own is not None:
             for direction in ("forward", "backward"):
                 self._interval.after_update(direction, {})
@@ -237,7 +214,7 @@ class TransformerEngine:
         self._recomputation.region_changes()
         if training:
             self._casts.begin(first_microbatch if self._keeps_casts else None)
-            self._health.before_forward()
+            self._figures.recorder.before_forward()
         try:
             with (
                 torch.autocast("cuda", dtype=self.compute_dtype),
@@ -247,7 +224,7 @@ class TransformerEngine:
                 nullcontext() if training else self._casts.paused(),
             ):
                 if fp8:
-                    begin_attention(self._attentions)
+                    begin_attention(self._layers.attentions)
                 yield
         finally:
             self._enabled = before
@@ -257,7 +234,7 @@ class TransformerEngine:
         elif fp8:
             # The cast left its amaxes in the staging row, where the next training step's maximum
             # would take them in; an evaluation must not move the scales.
-            for _, state in self._all_states("forward"):
+            for _, state in self._layers.all_states("forward"):
                 state.amax_history[0].zero_()
 
     def _is_enabled(self) -> bool:
@@ -276,25 +253,7 @@ class TransformerEngine:
             return
         self._own.update(forward=direction == "forward", share=self._share)
         each = self._interval.interval == 1
-        self._interval.after_update(direction, {} if each else self._layer_scales(direction))
-
-    def _layer_scales(self, direction: str) -> dict[str, Tensor]:
-        return {name: state.scale for name, state in self._all_states(direction)}
-
-    def _states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
-        if self._own is None:
-            return
-        if self._override != ALL_FP8:
-            yield from getattr(self._own, direction).items()
-            return
-        for name, found, state in te_directions({**self._linears, **self._fused}):
-            if found == direction:
-                yield name, state
-
-    def _all_states(self, direction: str) -> Iterator[tuple[str, DirectionState]]:
-        """Those of GEMMs, and of attention in FP8."""
-        yield from self._states(direction)
-        yield from attention_states(self._attentions, direction)
+        self._interval.after_update(direction, {} if each else self._layers.scales(direction))
 
     def _quantizer(self, name: str, tensor: str) -> Any:
         if self._own is None:
@@ -308,100 +267,16 @@ class TransformerEngine:
         return {}
 
     def record_health(self, enabled: bool) -> None:
-        hidden = [key for key, _, _ in self._attention_tensors()]
-        self._health.record(enabled, {**self._linears, **self._fused}, hidden)
-
-    def _attention_tensors(self) -> Iterator[tuple[tuple[str, str], DirectionState, int]]:
-        return attention_tensors(self._attentions if self._own is not None else {})
+        self._figures.record(enabled)
 
     def health(self) -> dict[str, float]:
         return self.health_later()()
 
     def health_later(self) -> Callable[[], dict[str, float]]:
-        read_figures = self._health.read_later(self._hidden_amaxes())
-        if read_figures is None:
-            return dict
-        tensors, counted = list[Tensor](), list[str]()
-        for direction, columns in (("forward", FORWARD_COLUMNS), ("backward", BACKWARD_COLUMNS)):
-            found, counts = infinities(dict(self._states(direction)), columns)
-            if counts is not None:
-                counted += found
-                tensors.append(counts)
-        landing = Landing(tensors)
-
-        def read() -> dict[str, float]:
-            counts = [count for row in landing.wait() for count in row.tolist()]
-            infinite = {n: float(c) for n, c in zip(counted, counts, strict=True) if c}
-            return read_figures() | infinite
-
-        return read
-
-    def _scales(self) -> dict[tuple[str, str], Tensor]:
-        """The scales of the next casts by (layer, tensor); none where they are made at the cast."""
-        scales: dict[tuple[str, str], Tensor] = {}
-        for name, state in self._states("forward"):
-            scales[name, "input"], scales[name, "weight"] = state.scale[0], state.scale[1]
-        for name, state in self._states("backward"):
-            scales[name, "grad_output"] = state.scale[0]
-        for key, state, column in self._attention_tensors():
-            scales[key] = state.scale[column]
-        if self._own is None:
-            return scales
-        for name, module in {**self._linears, **self._fused}.items():
-            for gemm, cast in kept_casts(name, module, self._casts):
-                scales[gemm, "weight"] = cast._scale_inv.reciprocal().reshape(())
-        return scales
-
-    def _hidden_amaxes(self) -> dict[tuple[str, str], Tensor]:
-        """The newest amaxes of what lies between the GEMMs of fused modules, and in attention."""
-        if self._own is None or self._own.history_length == 1:  # of which nothing is kept
-            return {}
-        between = [
-            (name + first, name + second)
-            for name, module in self._fused.items()
-            for first, second in pairwise(gemms_of(module))
-        ]
-        forward, backward = dict(self._states("forward")), dict(self._states("backward"))
-        attention = {
-            key: state.amax_history[-1, column] for key, state, column in self._attention_tensors()
-        }
-        return attention | {
-            key: states[key[0]].amax_history[-1, 0]
-            for first, second in between
-            for key, states in (((second, "input"), forward), ((first, "grad_output"), backward))
-            if key[0] in states
-        }
+        return self._figures.read_later()
 
     def state_dict(self) -> dict[str, Tensor]:
-        self._initialise_state()
-        state: dict[str, Tensor] = {
-            f"{name}/{direction}/{field}": getattr(layer, field).detach().clone()
-            for direction in ("forward", "backward")
-            for name, layer in self._all_states(direction)
-            for field in ("scale", "amax_history")
-        }
-        for direction, count in self._interval.updates.items():
-            state[f"updates/{direction}"] = torch.tensor(count, dtype=torch.int64)
-        return state
+        return self._layers.state_dict(self._interval, self._in_recipe)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        check_state(state, self.state_dict())
-        for direction in ("forward", "backward"):
-            for name, layer in self._all_states(direction):
-                for field in ("scale", "amax_history"):
-                    getattr(layer, field).copy_(state[f"{name}/{direction}/{field}"])
-            self._interval.updates[direction] = int(state[f"updates/{direction}"])
-            self._interval.hold(direction, self._layer_scales(direction))
-
-    def _initialise_state(self) -> None:
-        """Make modules allocate their FP8 buffers, which they otherwise do in the first forward."""
-        layers = []
-        if self._own is not None and self._override == ALL_FP8:
-            layers = [*self._linears.values(), *self._fused.values()]
-        bare = [layer for layer in layers if "scaling_fwd" not in layer.fp8_meta]
-        if not bare and not self._attentions:
-            return
-        with torch.no_grad(), self._in_recipe():
-            for layer in bare:
-                layer.init_fp8_metadata(num_gemms=len(gemms_of(layer)))
-            begin_attention(self._attentions)
+        self._layers.load_state_dict(state, self._interval, self._in_recipe)

@@ -15,18 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fp8core.telemetry.numbers import encode_number, jsonable
 from fp8core.telemetry.record_file import RecordFile, encode_record
+from fp8core.telemetry.waiting import Item, Waiting
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from fp8core.telemetry.scalars import Scalars
 
 __all__ = ["DROPPED", "TelemetryWriter"]
 
@@ -34,9 +32,6 @@ DROPPED = "telemetry/dropped"
 
 _HEALTH_BYTES = 32 << 20
 _MOST_BYTES = 64 << 20
-# What a waiting record takes in memory, about; measured with names of 60 characters.
-_RECORD_BYTES = 600
-_VALUE_BYTES = 200
 _MAX_TEXT = 16_384
 _NUMBER = (float, int)
 # Metrics wake nobody: waking a thread may cost the one that does it a turn on a busy machine.
@@ -46,24 +41,6 @@ _FIRST_RETRY_SECONDS = 0.05
 _LONGEST_RETRY_SECONDS = 1.0
 # At the end, how long a disk that refuses and a GPU that does not answer are waited for.
 _PATIENCE_SECONDS = 5.0
-
-
-@dataclass(slots=True)
-class _Item:
-    """A record that waits, as JSON, or as metrics that become JSON when they are written.
-
-    ``order`` counts all records; ``scalars`` are still to be added to the metrics.
-    """
-
-    order: int
-    body: str
-    metrics: dict[str, Any] | None = None
-    values: int = 0
-    scalars: Scalars | None = None
-
-    @property
-    def size(self) -> int:
-        return _RECORD_BYTES + _VALUE_BYTES * self.values
 
 
 class TelemetryWriter:
@@ -83,18 +60,9 @@ class TelemetryWriter:
     ) -> None:
         self.path = path
         self._clock = clock
-        self._health_bytes = health_bytes
-        self._most_bytes = max(most_bytes, health_bytes)
         self._file = RecordFile(path)
         self._changed = threading.Condition()
-        # By importance: FP8 health goes first, then metrics and progress; the last never.
-        self._health: deque[_Item] = deque()
-        self._figures: deque[_Item] = deque()
-        self._kept: deque[_Item] = deque()
-        self._size = 0
-        self._order = 0
-        self._in_hand: int | None = None
-        self._dropped = _Dropped()
+        self._waiting = Waiting(health_bytes, most_bytes)
         self._closing: float | None = None
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
         self._thread.start()
@@ -107,10 +75,10 @@ class TelemetryWriter:
     @property
     def dropped(self) -> int:
         """How many values this process has dropped."""
-        return self._dropped.values
+        return self._waiting.dropped.values
 
     def phase(self, phase: str) -> None:
-        self._append(self._kept, self._item({"type": "phase", "phase": phase}))
+        self._append(self._waiting.kept, self._item({"type": "phase", "phase": phase}))
 
     def record(
         self, step: int, values: Mapping[str, float | Tensor], *, health: bool = False
@@ -134,14 +102,14 @@ class TelemetryWriter:
             from fp8core.telemetry.scalars import Scalars  # whoever has tensors has torch
 
             scalars = Scalars(tensors)
-        item = _Item(
+        item = Item(
             0,
             "",
             {"time": self._clock(), "type": "metrics", "step": step, "values": numbers},
             len(values),
             scalars,
         )
-        self._append(self._health if health else self._figures, item)
+        self._append(self._waiting.health if health else self._waiting.figures, item)
 
     def progress(self, step: int, total_steps: int, tokens: int, eta_seconds: float | None) -> None:
         record = {
@@ -151,10 +119,10 @@ class TelemetryWriter:
             "tokens": tokens,
             "eta_seconds": eta_seconds,
         }
-        self._append(self._figures, self._item(record))
+        self._append(self._waiting.figures, self._item(record))
 
     def event(self, kind: str, message: str, data: Mapping[str, Any] | None = None) -> None:
-        self._append(self._kept, self._item(_event(kind, message, data)))
+        self._append(self._waiting.kept, self._item(_event(kind, message, data)))
 
     def checkpoint(
         self, step: int, path: str, *, kind: str, best: bool, metric: float | None
@@ -167,18 +135,18 @@ class TelemetryWriter:
             "best": best,
             "metric": metric,
         }
-        self._append(self._kept, self._item(record))
+        self._append(self._waiting.kept, self._item(record))
 
     def artifact(self, kind: str, path: str, step: int) -> None:
         record = {"type": "artifact", "kind": kind, "path": path, "step": step}
-        self._append(self._kept, self._item(record))
+        self._append(self._waiting.kept, self._item(record))
 
     def flush(self, timeout: float | None = None) -> bool:
         """Waits until all that was recorded before is in the file; whether it is."""
         with self._changed:
-            order = self._order
+            order = self._waiting.order
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: self._oldest() > order, timeout)
+            return self._changed.wait_for(lambda: self._waiting.oldest > order, timeout)
 
     def close(self) -> None:
         """Writes what waits. A disk that refuses is tried for five seconds more."""
@@ -199,37 +167,18 @@ class TelemetryWriter:
     ) -> None:
         self.close()
 
-    def _item(self, record: dict[str, Any]) -> _Item:
+    def _item(self, record: dict[str, Any]) -> Item:
         """Made JSON at once: what the caller changes afterwards does not reach it."""
-        return _Item(0, encode_record(jsonable({"time": self._clock(), **record})))
+        return Item(0, encode_record(jsonable({"time": self._clock(), **record})))
 
-    def _append(self, queue: deque[_Item], item: _Item) -> None:
+    def _append(self, queue: deque[Item], item: Item) -> None:
         with self._changed:
             if self._closing is not None:
                 raise ValueError("telemetry is closed")
-            self._order += 1
-            item.order = self._order
-            queue.append(item)
-            self._size += item.size
-            while self._size > self._health_bytes and self._health:
-                self._drop(self._health)
-            while self._size > self._most_bytes and self._figures:
-                self._drop(self._figures)
-            if queue is self._kept:
+            self._waiting.add(queue, item)
+            self._waiting.make_room()
+            if queue is self._waiting.kept:
                 self._changed.notify_all()
-
-    def _drop(self, queue: deque[_Item]) -> None:
-        item = queue.popleft()
-        self._size -= item.size
-        health = queue is self._health
-        self._dropped.add(item.values, health=int(health), others=int(not health))
-
-    def _oldest(self) -> int:
-        """The order of the oldest record that is not in the file; beyond all when none waits."""
-        waiting = [queue[0].order for queue in (self._health, self._figures, self._kept) if queue]
-        if self._in_hand is not None:
-            waiting.append(self._in_hand)
-        return min(waiting, default=self._order + 1)
 
     # The thread
 
@@ -243,27 +192,24 @@ class TelemetryWriter:
                 self._tell_dropped()
         finally:
             with self._changed:
-                self._in_hand = None
+                self._waiting.in_hand = None
                 self._changed.notify_all()
             self._file.close()
 
-    def _next(self) -> _Item | None:
+    def _next(self) -> Item | None:
         """The oldest record, when there is one; None when there will be none."""
         with self._changed:
-            self._in_hand = None
+            self._waiting.in_hand = None
             self._changed.notify_all()
             while True:
-                queues = [q for q in (self._health, self._figures, self._kept) if q]
-                if queues:
-                    item = min(queues, key=lambda queue: queue[0].order).popleft()
-                    self._size -= item.size
-                    self._in_hand = item.order
+                item = self._waiting.take()
+                if item is not None:
                     return item
                 if self._closing is not None:
                     return None
                 self._changed.wait(_LOOK_SECONDS)
 
-    def _add_scalars(self, item: _Item) -> None:
+    def _add_scalars(self, item: Item) -> None:
         """The numbers of a device, when they have arrived. A device that fails or hangs has none:
         what else is recorded must still be written."""
         if item.scalars is None or item.metrics is None:
@@ -277,17 +223,17 @@ class TelemetryWriter:
             values.update(item.scalars.read())
         except (RuntimeError, TimeoutError):
             with self._changed:
-                self._dropped.add(item.values - len(values))
+                self._waiting.dropped.add(item.values - len(values))
 
-    def _write(self, item: _Item) -> bool:
+    def _write(self, item: Item) -> bool:
         """Whether the record is in the file; if not, the time to try is over."""
         body = item.body
         if item.metrics is not None:
             values = item.metrics["values"]
             if not values:
                 return True
-            if self._dropped.unreported_values:
-                values[DROPPED] = self._dropped.report_values()
+            if self._waiting.dropped.unreported_values:
+                values[DROPPED] = self._waiting.dropped.report_values()
             encoded = {name: encode_number(value) for name, value in values.items()}
             body = encode_record({**item.metrics, "values": encoded})
         since: float | None = None
@@ -321,63 +267,20 @@ class TelemetryWriter:
     def _tell_dropped(self) -> None:
         """Once the queue has room again: the whole of a gap is told at once."""
         with self._changed:
-            if not self._dropped.untold or self._size > self._health_bytes // 2:
+            if not self._waiting.dropped.untold or not self._waiting.has_room:
                 return
-            message, data = self._dropped.tell()
+            message, data = self._waiting.dropped.tell()
         self._append_own(_event("telemetry_dropped", message, data))
 
     def _append_own(self, record: dict[str, Any]) -> None:
         with self._changed:
-            item = self._item(record)
-            self._order += 1
-            item.order = self._order
-            self._kept.append(item)
-            self._size += item.size
+            self._waiting.add(self._waiting.kept, self._item(record))
 
     def _give_up(self) -> None:
         with self._changed:
-            lost = 1 + len(self._health) + len(self._figures) + len(self._kept)
-            for queue in (self._health, self._figures, self._kept):
-                queue.clear()
+            lost = 1 + self._waiting.count
+            self._waiting.clear()
         print(f"{lost} telemetry records could not be written to {self.path}", file=sys.stderr)
-
-
-class _Dropped:
-    """What was dropped since the process began, and how much of it has been told."""
-
-    def __init__(self) -> None:
-        self.values = 0
-        self._reported = 0
-        self._told = 0
-        self._health = 0
-        self._others = 0
-
-    def add(self, values: int, *, health: int = 0, others: int = 0) -> None:
-        self.values += values
-        self._health += health
-        self._others += others
-
-    @property
-    def unreported_values(self) -> bool:
-        return self.values != self._reported
-
-    def report_values(self) -> float:
-        self._reported = self.values
-        return float(self.values)
-
-    @property
-    def untold(self) -> bool:
-        return self.values != self._told or bool(self._others)
-
-    def tell(self) -> tuple[str, dict[str, Any]]:
-        data = {"health_records": self._health, "other_records": self._others}
-        message = (
-            f"{self._health} records of FP8 health and {self._others} of other metrics or "
-            f"progress were dropped; {self.values} values since the process began"
-        )
-        self._health = self._others = 0
-        self._told = self.values
-        return message, {**data, "values": self.values}
 
 
 def _event(kind: str, message: str, data: Mapping[str, Any] | None) -> dict[str, Any]:
