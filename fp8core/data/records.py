@@ -181,9 +181,9 @@ def invalid(where: str, what: str, *, pointer: str = "/data") -> DataInvalid:
     return DataInvalid(f"{where}: {shortened(what, _LONGEST_MESSAGE)}", pointer=pointer)
 
 
-def unreadable(name: str, error: OSError) -> DataInvalid:
+def unreadable(name: str, error: OSError, *, pointer: str = "/data") -> DataInvalid:
     """The error for a file that the system does not let be read, or not any more."""
-    return invalid(name, f"cannot be read: {os.strerror(error.errno or 0)}")
+    return invalid(name, f"cannot be read: {os.strerror(error.errno or 0)}", pointer=pointer)
 
 
 def _check_text(value: Any, name: str, where: Callable[[], str]) -> None:

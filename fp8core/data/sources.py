@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.data.jsonl import JsonlSource
-from fp8core.data.records import DocumentSource, Fields, RecordChecker, invalid
+from fp8core.data.records import DocumentSource, Fields, RecordChecker, invalid, unreadable
 from fp8core.data.text_files import MemoryTextSource, TextFileSource
 from fp8core.errors import DataInvalid, SpecRefused
 from fp8core.paths import resolve_path
@@ -111,7 +111,7 @@ def _files(
         return [(path, shown)]
     if not path.is_dir():
         raise DataInvalid(f"{shown}: neither a file nor a folder", pointer=pointer)
-    found = sorted(entry for entry in path.rglob(f"*{suffix}") if not entry.is_dir())
+    found = _below(path, suffix, shown, pointer)
     if not found:
         raise invalid(shown, f"the folder holds no {suffix} file", pointer=pointer)
     files: list[tuple[Path, str]] = []
@@ -125,8 +125,26 @@ def _files(
     return files
 
 
+def _below(folder: Path, suffix: str, shown: str, pointer: str) -> list[Path]:
+    """Sorted by name. Folders that are links are not gone into: they could lead in a circle."""
+
+    def fail(error: OSError) -> None:
+        # Left out in silence, its files would be missing from the data.
+        place = Path(shown) / Path(error.filename or folder).relative_to(folder)
+        raise unreadable(str(place), error, pointer=pointer) from error
+
+    return sorted(
+        Path(place, name)
+        for place, _, names in os.walk(folder, onerror=fail)
+        for name in names
+        if name.endswith(suffix)
+    )
+
+
 def _kind_of_upload(folder: Path, shown: str) -> str:
-    kinds = [kind for kind, suffix in _SUFFIX.items() if any(folder.rglob(f"*{suffix}"))]
+    kinds = [
+        kind for kind, suffix in _SUFFIX.items() if _below(folder, suffix, shown, "/data/dataset")
+    ]
     if len(kinds) != 1:
         found = " and ".join(_SUFFIX[kind] for kind in kinds) or "none of them"
         raise invalid(

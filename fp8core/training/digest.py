@@ -1,4 +1,8 @@
-"""A digest of tensors, to tell whether two models are the same to the bit."""
+"""A digest of tensors, to tell two models apart that should be the same to the bit.
+
+It rests on sums, which are quick on any device: numbers that only changed places within a tensor
+give the same.
+"""
 
 from __future__ import annotations
 

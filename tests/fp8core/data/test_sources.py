@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -113,3 +114,23 @@ def test_the_builtin_text_is_english_and_always_the_same(make_spec: Spec) -> Non
     assert text.count(" the ") > 3000
     # Small enough pieces for a split of two hundredths.
     assert len(first) > 150
+
+
+def test_a_folder_that_cannot_be_read_is_told_and_not_left_out(
+    tmp_path: Path, make_spec: Spec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "data.jsonl").write_text('{"text": "a"}\n')
+    scan = os.scandir
+
+    def refusing(path: Any) -> Any:  # for root no folder is unreadable
+        if Path(path).name == "two":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    spec = make_spec(data={"source": "jsonl", "path": str(tmp_path)})
+    with pytest.raises(DataInvalid, match="two: cannot be read: Permission denied") as raised:
+        open_source(spec.data)
+    assert raised.value.pointer == "/data/path"
