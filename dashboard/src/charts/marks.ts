@@ -75,8 +75,10 @@ export function drawMarks(
       ctx.fillStyle = colours('--chart-axis');
       ctx.setLineDash([4 * ratio, 4 * ratio]);
       ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bottom);
+      // What was drawn before leaves a width of its own; half a pixel fills one column, not two.
+      ctx.lineWidth = ratio;
+      ctx.moveTo(x + 0.5, bbox.top);
+      ctx.lineTo(x + 0.5, bottom);
       ctx.stroke();
       ctx.fillText(label, x + 4 * ratio, bbox.top + 10 * ratio);
     } else {

@@ -178,10 +178,11 @@ const Row = memo(function Row(props: {
         <a
           href={`${import.meta.env.BASE_URL}jobs/${job.id}`}
           className="job-link line"
+          dir="auto"
           title={name}
           onClick={(event) => props.onOpen(event, job.id)}
         >
-          <bdi>{name}</bdi>
+          {name}
         </a>
         <span className="line sub mono">{job.id}</span>
       </span>
