@@ -231,7 +231,7 @@ class EvaluationBatches:
                     raise DataInvalid(
                         f"none of the {stream.documents_per_epoch} documents that are held out has "
                         f"anything to learn within {self._collator.sequence_length} tokens",
-                        pointer="/evaluation/fraction",
+                        pointer="/training/sequence_length",
                     )
                 return
             empty = False

@@ -189,4 +189,4 @@ def test_a_held_out_part_with_nothing_to_learn_fails_before_the_first_step(
     spec = make_spec(data=data, evaluation={"fraction": 0.1})
     with pytest.raises(DataInvalid, match="none of the 2 documents that are held out") as raised:
         open_dataset(spec, BYTES)
-    assert raised.value.pointer == "/evaluation/fraction"
+    assert raised.value.pointer == "/training/sequence_length"
