@@ -81,6 +81,8 @@ class JsonlSource:
     def _index(self, path: Path, name: str, checker: RecordChecker, checksum: int) -> int:
         offset = 0
         first = len(self._starts)
+        columns = self._fields.columns.values()
+        keys = {column: json.dumps(column, ensure_ascii=False).encode() for column in columns}
         try:
             with path.open("rb") as file:
                 for number, line in enumerate(file, start=1):
@@ -95,6 +97,10 @@ class JsonlSource:
                         continue
                     place = _Place(name, number)
                     checker.check(_parse(line, place), place)
+                    for column, key in keys.items():
+                        # Rare enough to look again only where the bytes allow it.
+                        if line.count(key) > 1 and _is_repeated(line, column):
+                            raise invalid(place(), f"{column!r} is given more than once")
                     self._starts.append(start)
         except OSError as error:
             raise unreadable(name, error) from error
@@ -127,3 +133,9 @@ def _parse(line: bytes, place: _Place) -> Any:
     except (ValueError, RecursionError) as error:
         # A number of thousands of digits, or thousands of nested brackets.
         raise invalid(place(), f"not acceptable JSON: {error}") from None
+
+
+def _is_repeated(line: bytes, column: str) -> bool:
+    """Whether the object itself has the key twice: of its values the last would be taken."""
+    pairs = json.loads(line, object_pairs_hook=lambda pairs: pairs)
+    return [key for key, _ in pairs].count(column) > 1

@@ -173,3 +173,17 @@ def test_a_place_in_a_file_that_has_gone_is_its_name(
     source = open_source(make_spec(data={"source": kind, "path": str(path)}).data).source
     path.unlink()
     assert source.where(0) == str(path)
+
+
+def test_a_field_that_is_given_twice_is_refused(tmp_path: Path, make_spec: Spec) -> None:
+    path = tmp_path / "data.jsonl"
+    fine = [
+        r'{"text": "a \"text\": \"text\""}',
+        '{"text": "text", "other": {"text": 1, "more": [{"text": 2}]}}',
+        '{"text": "a", "other": 1, "other": 2}',
+    ]
+    path.write_text("".join(line + "\n" for line in fine))
+    assert len(check(make_spec, path, "text").source) == 3
+    path.write_text(fine[0] + '\n{"text": "first", "x": 1, "text": "last"}\n')
+    with pytest.raises(DataInvalid, match="line 2: 'text' is given more than once"):
+        check(make_spec, path, "text")
