@@ -147,9 +147,10 @@ def _open(path: Path, name: str) -> pq.ParquetFile:
         if path.stat().st_size == 0:
             raise invalid(name, "the file is empty")
         file = pq.ParquetFile(path)
-        file.schema_arrow  # noqa: B018  # a schema that Arrow has no types for fails only here
+        # Types that Arrow does not have, and names that are not UTF-8, fail only here.
+        file.schema_arrow.names  # noqa: B018
         return file
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError) as error:
         raise invalid(name, f"not a readable Parquet file: {_first_line(error)}") from None
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else _first_line(error)
@@ -159,7 +160,7 @@ def _open(path: Path, name: str) -> pq.ParquetFile:
 def _read(file: pq.ParquetFile, group: int, columns: list[str], name: str) -> pa.Table:
     try:
         return file.read_row_group(group, columns=columns)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise invalid(f"{name}, row group {group}", f"damaged: {_first_line(error)}") from None
 
 

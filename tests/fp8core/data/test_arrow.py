@@ -107,6 +107,14 @@ def test_damaged_pages_are_noticed(tmp_path: Path, make_spec: Spec) -> None:
         open_parquet(make_spec, path)
 
 
+def test_names_that_are_not_utf8_are_damage(tmp_path: Path, make_spec: Spec) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"], "others": ["b"]}), path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"others", b"\xffthers"))
+    with pytest.raises(DataInvalid, match=r"a\.parquet"):
+        open_parquet(make_spec, path)
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"text": ["other"] * 8}, {"text": list(range(9))}, {"x": ["a"] * 9}],
