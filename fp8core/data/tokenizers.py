@@ -25,7 +25,7 @@ __all__ = ["Encoded", "Tokenizer", "TokenizerFailure", "load_tokenizer"]
 
 # These classes take tokenizer.json as it is; for some model types AutoTokenizer would put another
 # class in their place that normalises and splits text in its own way.
-_PLAIN_CLASSES = frozenset({"PreTrainedTokenizerFast", "TokenizersBackend"})
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "TokenizersBackend")
 # Of no vocabulary; the library walks through all numbers up to the largest.
 _LARGEST_ID = 2**24
 # So many of a vocabulary are tried for one that is a text by itself.

@@ -150,6 +150,13 @@ def test_numbers_of_no_vocabulary_are_refused_before_anybody_counts_to_them(
         open_words(make_spec, folder)
 
 
+@pytest.mark.parametrize("kind", [["TokenizersBackend"], {}, 5])
+def test_a_class_that_is_no_name_is_refused(folder: Path, make_spec: Spec, kind: Any) -> None:
+    changed(folder / "tokenizer_config.json", tokenizer_class=kind)
+    with pytest.raises(ModelUnavailable, match="no usable tokenizer"):
+        open_words(make_spec, folder)
+
+
 def test_a_template_that_is_no_text_is_refused(folder: Path, make_spec: Spec) -> None:
     changed(folder / "tokenizer_config.json", chat_template=5)
     with pytest.raises(ModelUnavailable, match="chat_template is no text"):
