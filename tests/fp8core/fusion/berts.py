@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 import transformers
 
 from fp8core.data.batch import Batch
 from tests.fp8core.fusion.families import batches
+from tests.fp8core.fusion.weights import with_random_weights
 
 __all__ = ["ENCODERS", "bert", "encoder_batches"]
 
@@ -41,14 +41,7 @@ def bert(family: str = "Bert", *, dropout: float = 0.0, **changes: Any) -> Any:
         del fields["embedding_size"]
     config = getattr(transformers, f"{family}Config")(**fields)
     model = getattr(transformers, ENCODERS[family])(config).train()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.15, generator=generator)
-            else:
-                parameter.uniform_(0.3, 1.5, generator=generator)
-    return model
+    return with_random_weights(model)
 
 
 def encoder_batches() -> dict[str, Batch]:

@@ -9,6 +9,7 @@ import transformers
 
 from fp8core.data.batch import Batch
 from fp8core.fusion.sequences import Sequences, document_bounds
+from tests.fp8core.fusion.weights import with_random_weights
 
 __all__ = ["FAMILIES", "LENGTH", "ROWS", "batches", "make"]
 
@@ -54,16 +55,9 @@ def make(family: str, **more: Any) -> Any:
     if name != "GPT2":
         sizes |= {"intermediate_size": 96, "num_key_value_heads": 2}
     config = getattr(transformers, f"{name}Config")(**sizes | FAMILIES[family] | more)
-    generator = torch.Generator().manual_seed(0)
     head = "LMHeadModel" if name == "GPT2" else "ForCausalLM"
     model = getattr(transformers, f"{name}{head}")(config).train()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.15, generator=generator)
-            else:
-                parameter.uniform_(0.3, 1.5, generator=generator)
-    return model
+    return with_random_weights(model)
 
 
 def batches() -> dict[str, Batch]:

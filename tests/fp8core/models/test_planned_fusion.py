@@ -16,6 +16,7 @@ from fp8core.models.planned_fusion import planned_fusion
 from fp8core.spec import LoraAdapter
 from tests.fp8core.fusion.berts import bert
 from tests.fp8core.fusion.families import make
+from tests.fp8core.fusion.weights import with_random_weights
 
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
 
@@ -84,14 +85,7 @@ def small(family: str, head: str, **more):
     config = getattr(transformers, f"{family}Config")(**sizes | more)
     kind = getattr(transformers, f"{family}{head}")
     model = kind._from_config(config, attn_implementation=attention_implementation(kind)).train()
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.normal_(0.0, 0.15, generator=generator)
-            else:
-                parameter.uniform_(0.3, 1.5, generator=generator)
-    return model
+    return with_random_weights(model)
 
 
 LAYOUT = {"coordinate_size": 11, "shape_size": 10, "visual_embed": False}
