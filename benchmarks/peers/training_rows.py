@@ -191,7 +191,7 @@ def octrain(work: Work, **changes: Any) -> Step:
     cuts = squares.int().tolist() if changes.pop("packed", False) else []
     spec, made = _built(work, **changes)
     learner, late, told = made.learner, LateMetrics(late=True), _Told()
-    refusal = graph_refusal(spec.training, learner, made.conversion)
+    refusal = graph_refusal(spec, learner, made.conversion)
     graphs = StepGraphs(refusal, learner, told, lambda: late.waited_for_host)
 
     def step(number: int) -> Tensor:
