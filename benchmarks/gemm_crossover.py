@@ -126,15 +126,16 @@ def engine_layer(
     assert parts is not None
     described = describe_norm(modules[0])
     assert isinstance(described, NormDescription)
-    linears = list(modules[1:])
-    if kind == "norm_linear":
-        lay_together([linear.weight for linear in linears])
-        return Layer(parts.norm_linear(described, linears, name), parameters)
-    lay_together([linears[0].weight, linears[1].weight])
-    gate, up, down = (
+    names = ("q", "k", "v") if kind == "norm_linear" else ("gate", "up", "down")
+    linears = [
         NamedLinear(f"{name}.{part}", linear)
-        for part, linear in zip(("gate", "up", "down"), linears, strict=True)
-    )
+        for part, linear in zip(names, modules[1:], strict=True)
+    ]
+    if kind == "norm_linear":
+        lay_together([linear.parameter for linear in linears])
+        return Layer(parts.norm_linear(described, linears, name), parameters)
+    gate, up, down = linears
+    lay_together([gate.parameter, up.parameter])
     half = MLPHalf(name, described, f"{name}.norm", (gate, up), down, "swiglu")
     return Layer(parts.norm_mlp(half), parameters)
 
