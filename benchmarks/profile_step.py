@@ -34,7 +34,7 @@ KINDS = (
     ("FP8 GEMM", r"nvjet_sm\d+_q|scaled_mm|gemm.*e4m3|float8.*gemm"),
     ("16- and 32-bit GEMM", r"nvjet|gemm|cutlass.*(bf16|tf32|f32)|xmma"),
     ("attention", r"flash|fmha|attention|cudnn"),
-    ("norms", r"rmsnorm|layernorm|rms_norm|layer_norm|normalization"),
+    ("norms", r"rmsnorm|layernorm|rms_norm|layer_norm|normalization|ln_tma_|ln_bwd_"),
     ("activations", r"gated_act|silu|gelu"),
     ("rotary embedding", r"rope|^_split$"),
     ("loss", r"cross_entropy|softmax|nll"),

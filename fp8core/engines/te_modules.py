@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.engines.protocol import NormDescription
+from fp8core.engines.te_norms import choose_kernels
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.te_state import gemms_of
 from fp8core.engines.weight_casts import WeightCasts
@@ -50,6 +51,7 @@ def make_linear(
 def make_norm(norm: NormDescription) -> Any:
     """A ``te.LayerNorm`` or ``te.RMSNorm`` over the Parameters of ``norm``, which has a weight."""
     assert norm.weight is not None
+    choose_kernels(norm)
     layer = _class("LayerNorm" if norm.kind == "layer_norm" else "RMSNorm")(
         norm.normalized_shape,
         eps=norm.eps,

@@ -1,7 +1,11 @@
-"""Which kernels Transformer Engine's norms use: its own, or cuDNN's.
+"""Which kernels Transformer Engine's norms are computed by: its own, or cuDNN's.
 
-Both compute the same. Transformer Engine's own are written for some widths; of the others, general
-kernels take twice as long as cuDNN's (`benchmarks/norms.py`). The choice is one for a process.
+Both compute the same. Of RMSNorm, Transformer Engine has kernels written for some widths
+(transformer_engine/common/normalization/rmsnorm registers 512 to 8192 as tuned); for all others it
+has general ones, which took two to three times as long as cuDNN's on an H200
+(`benchmarks/norms.py`, docs/performance.md). cuDNN writes the amax of a cast where Transformer
+Engine's kernels take the larger of it and what stands there; it is the same, for a norm is computed
+once between two updates of the scales.
 """
 
 from __future__ import annotations
@@ -9,13 +13,45 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["use_cudnn"]
+import torch
+
+from fp8core.engines.protocol import NormDescription
+
+__all__ = ["choose_kernels", "cudnn_is_faster", "use_cudnn"]
+
+# Those that Transformer Engine has kernels of its own for.
+_TUNED_WIDTHS = frozenset({512, 768, 1024, 2048, 4096, 8192})
+# Of narrower norms nothing is known: the narrowest measured that gains.
+_LEAST_WIDTH = 1536
+# Where it was measured; cuDNN has other kernels for other architectures.
+_HOPPER = (9, 0)
+
+
+def cudnn_is_faster(norm: NormDescription, capability: tuple[int, int]) -> bool:
+    """Whether cuDNN computes ``norm`` faster on a device of this compute capability, as far as is
+    known."""
+    if norm.kind != "rms_norm" or len(norm.normalized_shape) != 1 or capability != _HOPPER:
+        return False
+    (width,) = norm.normalized_shape
+    return width >= _LEAST_WIDTH and width not in _TUNED_WIDTHS
+
+
+def choose_kernels(norm: NormDescription) -> None:
+    """Before ``norm`` is computed for the first time: has it computed by the faster kernels.
+
+    The choice is that of the whole process. A model that has norms of several widths is computed
+    by cuDNN's kernels as soon as one of them gains; at the other widths the two differ little.
+    """
+    assert norm.weight is not None
+    device = norm.weight.device
+    if device.type == "cuda" and cudnn_is_faster(norm, torch.cuda.get_device_capability(device)):
+        use_cudnn(forward=True, backward=True)
 
 
 def use_cudnn(*, forward: bool, backward: bool) -> None:
-    """Norms go by cuDNN's kernels from here on, or by Transformer Engine's.
+    """Norms of this process go by cuDNN's kernels from here on, or by Transformer Engine's.
 
-    Its core library reads the environment once, so that this tells it by its own functions
+    Its core library reads the environment once, so that it is told by its own functions
     (``nvte_enable_cudnn_norm_fwd`` and ``_bwd`` in its normalization.h); its extension for PyTorch
     reads the variable at each call, to know what the forward kernel can write.
     """

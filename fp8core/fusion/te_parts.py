@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fp8core.conversion.weight_views import plain_linear, see_transposed
 from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_modules import as_gemms_read_them
+from fp8core.engines.te_norms import choose_kernels
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
 from fp8core.fusion import high_precision
@@ -278,6 +279,7 @@ class TEParts:
 
 
 def _norm_arguments(norm: NormDescription) -> dict[str, Any]:
+    choose_kernels(norm)
     return {
         "eps": norm.eps,
         "normalization": "LayerNorm" if norm.kind == "layer_norm" else "RMSNorm",
