@@ -117,7 +117,8 @@ def test_an_exchange_that_never_ends_is_one_of_communication(job: Job, tmp_path:
     resources = {"device": "cuda", "gpus": 2, "rank_timeout_seconds": 10}
     failed = fail(job, tmp_path, "absent_rank", resources=resources)
     assert failed.result is not None
-    assert failed.result["rank"] == 0
+    # Rank 0 tells the other of its timeout, and NCCL's watchdog ends both in the same instant.
+    assert failed.result["rank"] in (0, 1)
     assert failed.verdict.reason == Reason.COMMUNICATION_ERROR
     assert failed.verdict.resumable
     assert "timeout" in failed.verdict.detail
