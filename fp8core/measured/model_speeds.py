@@ -20,7 +20,8 @@ _BF16_ROWS = (_FUSED_BF16, "octrain_bf16_plain", "bf16")
 class ModelSpeeds:
     """One measured size. Tokens a second by row of `benchmarks/train_peers.py`.
 
-    ``tokens``: of one step; ``precision``: of the weights.
+    ``tokens``: of one step; ``precision``: of the weights. ``graphed``: of which rows the steps
+    were replayed as CUDA graphs.
     """
 
     card: str
@@ -30,6 +31,7 @@ class ModelSpeeds:
     precision: str
     date: str
     tokens_per_second: Mapping[str, float]
+    graphed: frozenset[str]
 
     @property
     def bf16(self) -> float:
@@ -64,6 +66,7 @@ def model_speeds(card: str) -> list[ModelSpeeds]:
                     precision=precision,
                     date=max(row["date"] for row in rows),
                     tokens_per_second=speeds,
+                    graphed=frozenset(row["row"] for row in rows if row.get("graphed")),
                 )
             )
     return found

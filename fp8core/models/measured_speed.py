@@ -18,11 +18,12 @@ _WORDS = {
 
 
 def measured_speeds(
-    spec: JobSpec, parameters: int, card: str | None, *, fused: bool
+    spec: JobSpec, parameters: int, card: str | None, *, fused: bool, not_graphed: str | None
 ) -> list[dict[str, Any]]:
     """For each card with figures (for ``card`` alone, where it has some): the measured size that
     is nearest, and how fast it trained in FP8, computed as ``spec`` would be, over bf16.
-    ``fused``: whether its blocks are fused in FP8.
+    ``fused``: whether its blocks are fused in FP8; ``not_graphed``: why its steps are not replayed
+    as CUDA graphs, or None where they may be.
 
     Keys: ``card``, ``size``, ``parameters``, ``tokens`` (of a step), ``precision`` (of the
     weights), ``date``, ``row``, ``speed_up``, ``tokens_per_second`` by row, and ``says``: the same
@@ -36,7 +37,7 @@ def measured_speeds(
         speeds = nearest_model(name, parameters)
         row = None if speeds is None else _row(speeds, spec, fused)
         if speeds is not None and row is not None:
-            found.append(_quoted(speeds, row))
+            found.append(_quoted(speeds, row, not_graphed))
     return found
 
 
@@ -53,7 +54,13 @@ def _row(speeds: ModelSpeeds, spec: JobSpec, fused: bool) -> str | None:
     return next((row for row in likes if row in speeds.tokens_per_second), None)
 
 
-def _quoted(speeds: ModelSpeeds, row: str) -> dict[str, Any]:
+def _quoted(speeds: ModelSpeeds, row: str, not_graphed: str | None) -> dict[str, Any]:
+    otherwise = ""
+    if row in speeds.graphed and not_graphed is not None:
+        otherwise = (
+            "; its steps were replayed as CUDA graphs, and FP8 gains less, if anything, where they "
+            f"are not, as here: {not_graphed}"
+        )
     speed_up = speeds.tokens_per_second[row] / speeds.bf16
     bf16 = "blocks fused too" if speeds.bf16_fused else "its blocks not fused"
     return {
@@ -69,6 +76,6 @@ def _quoted(speeds: ModelSpeeds, row: str) -> dict[str, Any]:
         "says": (
             f"measured on {speeds.card}: a model of {speeds.parameters / 1e9:.2g} billion "
             f"parameters trained {speed_up:.2f} times as fast in FP8 ({_WORDS[row]}) as in bf16 "
-            f"({bf16}), {speeds.tokens:,} tokens a step, {speeds.precision} weights"
+            f"({bf16}), {speeds.tokens:,} tokens a step, {speeds.precision} weights{otherwise}"
         ),
     }

@@ -135,7 +135,6 @@ def plan(
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         trained += sum(parameter.numel() for head in heads for parameter in head.parameters())
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
-    measured = measured_speeds(spec, parameters["total"], card, fused=bool(fusion.blocks))
     # Last: the model is of no use after it.
     estimate = estimate_memory(
         model,
@@ -147,13 +146,21 @@ def plan(
         fusion=fusion,
     )
     memory = estimate.rows
+    graphs = planned_graphs(spec, fusion, memory["total"])
+    measured = measured_speeds(
+        spec,
+        parameters["total"],
+        card,
+        fused=bool(fusion.blocks),
+        not_graphed=graphs.refusal,
+    )
     saved = memory["weights"] if spec.adapter is None else trained * _ADAPTER_BYTES
     return Plan(
         parameters=parameters,
         conversion=_conversion(decisions),
         memory=memory,
         memory_moments=estimate.moments,
-        cuda_graphs=planned_graphs(spec, fusion, memory["total"]),
+        cuda_graphs=graphs.to_json(),
         small_gemm=small_gemms.to_json(),
         measured=measured,
         fusion=fusion.to_json(),

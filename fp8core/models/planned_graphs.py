@@ -14,26 +14,40 @@ and goes on without: the estimate is what a job must have, graphs or not.
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 from fp8core.models.planned_fusion import PlannedFusion
 from fp8core.spec import JobSpec
 from fp8core.spec.step_graphs import TIMES_A_STEP, graph_refusal
 
-__all__ = ["planned_graphs"]
+__all__ = ["PlannedGraphs", "planned_graphs"]
 
 
-def planned_graphs(spec: JobSpec, fusion: PlannedFusion, total: int) -> dict[str, object]:
+@dataclass(frozen=True)
+class PlannedGraphs:
     """``refusal``: why no step would be replayed, or None; ``bytes_needed``: what the GPU must have
-    for graphs, which are not in ``total``, the memory of a step without; ``says``: as text."""
+    for graphs, which are not in the estimate; ``says``: as text."""
+
+    refusal: str | None
+    bytes_needed: int | None
+    says: str
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def planned_graphs(spec: JobSpec, fusion: PlannedFusion, total: int) -> PlannedGraphs:
+    """``total``: the memory of a step without graphs."""
     refusal = graph_refusal(spec)
     if refusal is None and spec.resources.device == "cpu":
         refusal = "there are graphs on CUDA devices only"
     if refusal is None and not fusion.in_both_halves:
         refusal = "not all blocks are fused in both halves"
+    if refusal is not None:
+        return PlannedGraphs(refusal, None, f"none: {refusal}")
     needed = TIMES_A_STEP * total
-    says = f"none: {refusal}"
-    if refusal is None:
-        says = (
-            f"not counted; captured where the GPU has {needed / 2**30:.1f} GiB, "
-            f"{TIMES_A_STEP} times the total"
-        )
-    return {"refusal": refusal, "bytes_needed": None if refusal else needed, "says": says}
+    says = (
+        f"not counted; captured where the GPU has {needed / 2**30:.1f} GiB, {TIMES_A_STEP} times "
+        "the total"
+    )
+    return PlannedGraphs(None, needed, says)

@@ -45,8 +45,11 @@ def plant_layers(
     _write(folder / "planted.layers.json", {"rows": rows})
 
 
-def plant_models(folder: Path, speeds: dict[int, dict[str, int]]) -> None:
-    """``speeds``: tokens a second by row of each number of parameters."""
+def plant_models(
+    folder: Path, speeds: dict[int, dict[str, int]], graphed: Sequence[str] = ()
+) -> None:
+    """``speeds``: tokens a second by row of each number of parameters; ``graphed``: the rows whose
+    steps were replayed as CUDA graphs."""
     rows = [
         {
             "size": f"{parameters}p",
@@ -55,6 +58,7 @@ def plant_models(folder: Path, speeds: dict[int, dict[str, int]]) -> None:
             "row": row,
             "tokens_per_second": speed,
             "date": "2026-01-02",
+            **({"graphed": True} if row in graphed else {}),
         }
         for parameters, group in speeds.items()
         for row, speed in group.items()

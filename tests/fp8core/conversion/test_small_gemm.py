@@ -272,3 +272,22 @@ def test_the_plan_quotes_the_measured_model_that_is_nearest(folder: Path) -> Non
     assert "as in bf16 (its blocks not fused)" in str(found["says"])
     assert plan(spec_of(larger, conversion={"fuse": "none"})).measured == []
     assert plan(spec_of(recipe={"engine": "emulated"})).measured == []
+
+
+def test_a_speed_of_replayed_steps_is_not_one_of_others(folder: Path) -> None:
+    plant_models(folder, {300_000: {"fused": 150, "octrain_bf16": 100}}, graphed=["fused"])
+    on = {"resources": {"device": "cuda"}}
+
+    def says(**fields: Any) -> str:
+        [found] = plan(spec_of(**on, **fields)).measured
+        assert found["speed_up"] == 1.5
+        return str(found["says"])
+
+    assert "CUDA graphs" not in says()
+    off = says(training={"cuda_graphs": "off"})
+    assert off.endswith(
+        "; its steps were replayed as CUDA graphs, and FP8 gains less, if anything, where they are "
+        "not, as here: training.cuda_graphs is off"
+    )
+    plant_models(folder, {300_000: {"fused": 150, "octrain_bf16": 100}})
+    assert "CUDA graphs" not in says(training={"cuda_graphs": "off"})
