@@ -65,7 +65,7 @@ def _measure(
     learner = assembled.learner
     store = CheckpointStore(workdir.checkpoints, keep_last=1, keep_best=0)
     savers = {
-        beside: Saver(store, learner, None, built.data, telemetry, workdir, beside=beside)
+        beside: Saver(store, learner, None, built.data.train, telemetry, workdir, beside=beside)
         for beside in (True, False)
     }
     position = Position()
