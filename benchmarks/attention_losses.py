@@ -16,16 +16,9 @@ import gc
 from statistics import fmean
 
 import torch
-from peers.training_rows import SHAPES, Work, octrain, real_text
+from peers.octrain_rows import octrain
+from peers.work import Work, real_text
 
-SHAPES["attention"] = {
-    "hidden": 768,
-    "mlp": 2560,
-    "layers": 12,
-    "heads": 6,
-    "kv_heads": 6,
-    "tied": True,
-}
 RUNS = {"bf16": False, "bf16 again": False, "FP8": True}
 
 

@@ -1,13 +1,15 @@
 """From which size of a model on FP8 trains faster than bf16 on this card: whole steps, by size.
 
     python benchmarks/crossover.py --sizes 125m,1b [--rows fused_head,octrain_bf16,bf16]
-        [--steps 8] [--warm-up 6] [--precision bf16] [--out fp8core/measured/NAME.json]
+        [--steps 8] [--warm-up 6] [--precision bf16] [--out fp8core/measured/NAME.json] [--dry-run]
     python benchmarks/crossover.py --table FILE.json
 
 Rows and settings are those of ``train_peers.py`` (2 x 4096 tokens of real text a step), here all in
 one process, one after another, so that a row costs little beside its steps. Results are added to
 ``--out``, where those of other sizes stay: sizes can be measured on different days. ``--table``
 prints such a file as Markdown. The file is what ``plan`` and ``/jobs:validate`` quote.
+``--dry-run`` goes the same ways on a CPU, tiny, te's rows by `emulated`; its times mean nothing.
+Exits with 1 where a row failed.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import argparse
 import datetime
 import gc
 import json
+import platform
 import shlex
 import sys
 import time
@@ -24,8 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.row_names import ROW_NAMES
+from peers.shapes import SHAPES
 from row_files import write_rows
-from train_peers import SHAPES, run_row
+from train_peers import DRY, run_row
 
 DEFAULT_ROWS = "fused_head,octrain_bf16,bf16"
 FP8_ROWS = ("fused_fp8_attention", "fused_head", "fused", "plain")
@@ -46,33 +51,21 @@ def measure(size: str, row: str, chosen: argparse.Namespace) -> dict[str, Any]:
     except Exception:
         found = {"row": row, "error": traceback.format_exc(limit=-3)}
     gc.collect()
-    torch.cuda.empty_cache()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     return {**found, "size": size, "seconds": round(time.perf_counter() - began, 1)}
-
-
-def parameters_of(size: str) -> int:
-    """Of a shape of the peers: a tied head once."""
-    from peers.training_rows import SHAPES as sizes
-    from peers.training_rows import VOCABULARY
-
-    shape = sizes[size]
-    hidden, inner = shape["hidden"], shape["mlp"]
-    kv_width = hidden // shape["heads"] * shape["kv_heads"]
-    block = 2 * hidden * hidden + 2 * hidden * kv_width + 3 * hidden * inner + 2 * hidden
-    tables = 1 if shape["tied"] else 2
-    return int(shape["layers"] * block + hidden + tables * VOCABULARY * hidden)
 
 
 def kept(found: dict[str, Any], chosen: argparse.Namespace, date: str) -> dict[str, Any]:
     """What the table has of a row."""
     return {
         "size": found["size"],
-        "parameters": parameters_of(found["size"]),
+        "parameters": SHAPES[found["size"]].parameters,
         "precision": chosen.precision,
         "row": found["row"],
         "tokens_per_second": round(found["tokens_per_second"]),
         "spread": round(found["spread"], 3),
-        "peak_gib": round(found["peak_gib"], 1),
+        "peak_gib": None if found["peak_gib"] is None else round(found["peak_gib"], 1),
         "host_milliseconds": round(found["host_milliseconds"], 1),
         "milliseconds": round(found["milliseconds"], 1),
         "date": date,
@@ -114,7 +107,7 @@ def markdown(table: dict[str, Any]) -> str:
         if best is None:
             continue
         ratios = [f"{speeds[row] / best:.2f}" if row in speeds else "" for row in shown]
-        lines.append(f"| {size} | {parameters_of(size):,} | {best:,} | {' | '.join(ratios)} |")
+        lines.append(f"| {size} | {SHAPES[size].parameters:,} | {best:,} | {' | '.join(ratios)} |")
     return "\n".join(lines)
 
 
@@ -129,28 +122,37 @@ def main() -> None:
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print this file and measure nothing")
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
     chosen = parser.parse_args()
     if chosen.table is not None:
         print(markdown(json.loads(chosen.table.read_text())))
         return
+    if chosen.dry_run:
+        vars(chosen).update(DRY, sizes=DRY["shape"])
+    sizes, names = chosen.sizes.split(","), chosen.rows.split(",")
+    for kind, asked, known in (("size", sizes, SHAPES), ("row", names, ROW_NAMES)):
+        if unknown := [name for name in asked if name not in known]:
+            parser.error(f"{unknown[0]} is no {kind}; there are {', '.join(known)}")
     import torch
-    import transformer_engine
 
+    versions, card = {"torch": str(torch.__version__)}, platform.machine()
+    if not chosen.dry_run:
+        import transformer_engine
+
+        card = torch.cuda.get_device_name()
+        versions["transformer_engine"] = str(transformer_engine.__version__)
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     facts = {
         "format": 1,
-        "card": torch.cuda.get_device_name(),
+        "card": card,
         "commands": [shlex.join(["python", "benchmarks/crossover.py", *sys.argv[1:]])],
-        "versions": {
-            "torch": torch.__version__,
-            "transformer_engine": str(transformer_engine.__version__),
-        },
+        "versions": versions,
         "tokens": chosen.batch * chosen.length,
         "length": chosen.length,
     }
     rows = []
-    for size in chosen.sizes.split(","):
-        for row in chosen.rows.split(","):
+    for size in sizes:
+        for row in names:
             found = measure(size, row, chosen)
             if "error" in found:
                 print(f"{size} {row} failed: {found['error']}", flush=True)
@@ -158,9 +160,11 @@ def main() -> None:
             rows.append(kept(found, chosen, date))
             print(f"{json.dumps(rows[-1])} in {found['seconds']} s", flush=True)
             if chosen.out is not None:
-                write_rows(chosen.out, *merged(chosen.out, facts, rows, SHAPES))
+                write_rows(chosen.out, *merged(chosen.out, facts, rows, tuple(SHAPES)))
     if rows:
         print(markdown({**facts, "rows": rows}))
+    if len(rows) < len(sizes) * len(names):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

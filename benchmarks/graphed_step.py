@@ -30,7 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers.training_rows import Work, assembled, batch_of, real_text, spec_of
+from peers.octrain_rows import assembled, batch_of, spec_of
+from peers.work import Work, real_text
 from torch import Tensor
 
 from fp8core.commands.train import run_train

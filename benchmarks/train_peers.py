@@ -2,7 +2,7 @@
 
     python benchmarks/train_peers.py [--shape 3b] [--rows floor,fused,fused_head,plain,...]
         [--steps 15] [--warm-up 10] [--repeats 1] [--precision bf16] [--profile] [--out FILE.json]
-        [--at-least fused_head=33500,fused_head=1.5*accelerate]
+        [--at-least fused_head=33500,fused_head=1.5*accelerate] [--dry-run]
 
 Every row runs in a process of its own, one after another, ``--repeats`` times in turn (all imports
 come before the first: `row_processes`): 2 x 4096 tokens of real text (bytes of Python's standard
@@ -16,7 +16,8 @@ bf16), attention and update take on this GPU by themselves (`peers.floor`).
 ``--at-least`` names what rows must reach, in tokens a second or as a multiple of another row's
 median; it counts as reached where the row's median less its spread does. With ``--profile`` three
 more steps run under torch's profiler: kernels by kind are printed, and between which of them the
-GPU stood idle.
+GPU stood idle. ``--dry-run`` goes the same ways on a CPU, tiny, te's rows by `emulated`; its times
+mean nothing. Exits with 1 where a row failed or a target was not reached.
 """
 
 from __future__ import annotations
@@ -28,25 +29,19 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from peers.row_names import FLOOR, IN_BF16, ON_A_GPU_ONLY, ROW_NAMES
+from peers.shapes import SHAPES, TINY
 from row_processes import ends_of, wait_for_turn
 
 FOLDER = Path(__file__).resolve().parent
-SHAPES = ("60m", "125m", "350m", "1b", "3b", "8b")
 PROFILED = 3
 DEFAULT_ROWS = "floor,fused,fused_head,plain,bf16,accelerate"
-IN_BF16 = (
-    "octrain_bf16",
-    "octrain_bf16_packed",
-    "octrain_bf16_plain",
-    "bf16",
-    "compiled",
-    "compiled_blocks",
-)
-FLOOR = "floor"
+DRY = {"shape": TINY, "length": 64, "steps": 3, "warm_up": 2}
+"""What a dry run has of the options that say how much is computed."""
+REACHED = "reached"
 
 
 def run_row(
@@ -54,50 +49,49 @@ def run_row(
 ) -> dict[str, Any]:
     """Trains one row in this process; ``when_imported`` is called before the GPU is touched."""
     import torch
+    from device_clock import DeviceClock
     from peers.floor import floor
-    from peers.training_rows import ROWS, Work, import_libraries, real_text
+    from peers.training_rows import ROWS, import_libraries
+    from peers.work import Work, real_text
 
     count = chosen.warm_up + chosen.steps
     tokens = real_text(count, chosen.batch, chosen.length)
-    work = Work(chosen.shape, chosen.batch, chosen.length, tokens, chosen.precision)
-    import_libraries(chosen.row)
+    device = torch.device("cpu" if chosen.dry_run else "cuda")
+    work = Work(chosen.shape, chosen.batch, chosen.length, tokens, chosen.precision, device)
+    import_libraries(chosen.row, device)
     when_imported()
     if chosen.row == FLOOR:
         return {"row": FLOOR, "floor": floor(work)}
     started = time.perf_counter()
-    step = ROWS[chosen.row][1](work)
+    step = ROWS[chosen.row](work)
     built = time.perf_counter() - started
-    events, enqueued, losses = [], [], []
+    clock = DeviceClock(device)
+    enqueued, losses = [], []
     for number in range(1, count + 1):
         if number == min(3, count):
-            torch.cuda.reset_peak_memory_stats()
+            clock.forget_peak()
         before = time.perf_counter()
         losses.append(step(number))
         enqueued.append(time.perf_counter() - before)
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        events.append(event)
-    torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated()
-    spans = pairwise(events)
-    milliseconds = [a.elapsed_time(b) for a, b in spans][chosen.warm_up - 1 :]
+        clock.mark()
+    milliseconds = clock.milliseconds()[chosen.warm_up - 1 :]
     median = statistics.median(milliseconds)
     if chosen.profile:
         print_profile(step, count, median)
     return {
         "row": chosen.row,
-        "name": ROWS[chosen.row][0],
+        "name": ROW_NAMES[chosen.row],
         "milliseconds": median,
         "tokens_per_second": chosen.batch * chosen.length * 1000 / median,
         "spread": (max(milliseconds) - min(milliseconds)) / median,
-        "peak_gib": peak / 2**30,
+        "peak_gib": clock.peak_gib(),
         "host_milliseconds": statistics.median(enqueued[chosen.warm_up :]) * 1000,
         "build_seconds": built,
         # With it goes what torch.compile takes to compile.
         "first_step_seconds": enqueued[0],
         "losses": [round(float(losses[i]), 4) for i in (0, count // 2, count - 1)],
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
+        "device": clock.device_name(),
+        "torch": str(torch.__version__),
     }
 
 
@@ -132,7 +126,7 @@ def found_by(row: str, end: tuple[int, list[str], str]) -> dict[str, Any]:
         return found
     print(
         f"{found['name']}: {found['milliseconds']:.1f} ms, "
-        f"{found['tokens_per_second']:,.0f} tokens/s, {found['peak_gib']:.1f} GiB, host "
+        f"{found['tokens_per_second']:,.0f} tokens/s, {gib(found['peak_gib'])} GiB, host "
         f"{found['host_milliseconds']:.0f} ms, losses {found['losses']}, "
         f"built in {found['build_seconds']:.0f} s, first step {found['first_step_seconds']:.0f} s",
         flush=True,
@@ -144,7 +138,24 @@ def command_of(chosen: argparse.Namespace, row: str) -> list[str]:
     command = [sys.executable, str(FOLDER / "train_peers.py"), "--row", row]
     for name in ("shape", "steps", "warm_up", "batch", "length", "precision"):
         command += [f"--{name.replace('_', '-')}", str(getattr(chosen, name))]
-    return command + (["--profile"] if chosen.profile else [])
+    switches = {"--profile": chosen.profile, "--dry-run": chosen.dry_run}
+    return command + [name for name, is_on in switches.items() if is_on]
+
+
+def rows_of(chosen: argparse.Namespace, parser: argparse.ArgumentParser) -> list[str]:
+    """Those that are asked for; what is no row, or cannot run there, is refused."""
+    if chosen.dry_run and chosen.profile:
+        parser.error("--profile looks at a GPU, which --dry-run has none of")
+    if chosen.rows is None:
+        default = DEFAULT_ROWS.split(",")
+        return [row for row in default if not (chosen.dry_run and row in ON_A_GPU_ONLY)]
+    rows = [name.strip() for name in chosen.rows.split(",")]
+    for row in rows:
+        if row not in ROW_NAMES:
+            parser.error(f"{row} is no row; there are {', '.join(ROW_NAMES)}")
+        if chosen.dry_run and row in ON_A_GPU_ONLY:
+            parser.error(f"{row} needs a GPU, and --dry-run is on a CPU")
+    return rows
 
 
 def by_row(
@@ -161,6 +172,10 @@ def by_row(
         else:
             rows.setdefault(found["row"], []).append(found)
     return rows, floor
+
+
+def gib(peak: float | None) -> str:
+    return "no" if peak is None else f"{peak:.1f}"
 
 
 def speed(group: list[dict[str, Any]]) -> tuple[float, float]:
@@ -181,7 +196,7 @@ def judged(results: list[dict[str, Any]], targets: str) -> list[str]:
             continue
         median, off = speed(rows[row])
         least = float(times) * (speed(rows[other])[0] if other else 1.0)
-        reached = "reached" if median - off >= least else "MISSED"
+        reached = REACHED if median - off >= least else "MISSED"
         lines.append(f"{target}: {reached}, {median:,.0f} - {off:,.0f} to {least:,.0f}")
     return lines
 
@@ -204,12 +219,12 @@ def table(results: list[dict[str, Any]]) -> str:
             statistics.median(found[key] for found in group)
             for key in ("milliseconds", "host_milliseconds")
         )
-        peak = max(found["peak_gib"] for found in group)
+        peak = max((found["peak_gib"] for found in group), key=lambda value: value or 0.0)
         least = floor.get("bf16" if row in IN_BF16 else "fp8")
         share = "" if least is None else f"{least / milliseconds:.0%}"
         lines.append(
             f"| {group[0]['name']} | {milliseconds:.1f} | {medians[row]:,.0f} | {off:,.0f} | "
-            f"{peak:.1f} | {host:.0f} | {medians[row] / medians[base]:.2f} | {share} |"
+            f"{gib(peak)} | {host:.0f} | {medians[row] / medians[base]:.2f} | {share} |"
         )
     return "\n".join(lines)
 
@@ -217,7 +232,7 @@ def table(results: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="3b")
-    parser.add_argument("--rows", default=DEFAULT_ROWS, help="names, separated by commas")
+    parser.add_argument("--rows", help=f"by commas; {DEFAULT_ROWS} of {', '.join(ROW_NAMES)}")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--warm-up", type=int, default=10)
@@ -228,11 +243,14 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--at-least", default="", help="targets of rows, separated by commas")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
     chosen = parser.parse_args()
+    if chosen.dry_run:
+        vars(chosen).update(DRY)
     if chosen.row:
         print(json.dumps(run_row(chosen, wait_for_turn)))
         return
-    rows = [name.strip() for name in chosen.rows.split(",")]
+    rows = rows_of(chosen, parser)
     # The floor is of the GPU and needs no repeats.
     later = [row for row in rows if row != FLOOR]
     turns = rows + later * (chosen.repeats - 1)
@@ -248,7 +266,12 @@ def main() -> None:
         f"\n{chosen.shape}, {chosen.batch} x {chosen.length} tokens, {chosen.precision} weights\n"
     )
     print(table(results))
-    print("\n".join(judged(results, chosen.at_least)))
+    verdicts = judged(results, chosen.at_least)
+    for verdict in verdicts:
+        print(verdict)
+    failed = any("error" in found for found in results)
+    if failed or not all(f": {REACHED}, " in verdict for verdict in verdicts):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from peers.training_rows import DEVICE, SHAPES, VOCABULARY, Work
+from peers.work import GPU as DEVICE
+from peers.work import Work
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -25,21 +26,21 @@ _COPIED = 2**30
 
 def floor(work: Work) -> dict[str, float]:
     """Milliseconds of a step with ``fp8`` and with ``bf16`` GEMMs, and what they are made of."""
-    shape: dict[str, Any] = SHAPES[work.shape]
-    hidden, mlp, layers = shape["hidden"], shape["mlp"], shape["layers"]
-    head_dim = hidden // shape["heads"]
-    joined = hidden + 2 * shape["kv_heads"] * head_dim
+    shape = work.dimensions
+    hidden, mlp, layers = shape.hidden, shape.mlp, shape.layers
+    head_dim = hidden // shape.heads
+    joined = hidden + 2 * shape.kv_heads * head_dim
     tokens = work.rows * work.length
     gemms = [  # (outputs, inputs, how often)
         (joined, hidden, layers),
         (hidden, hidden, layers),
         (2 * mlp, hidden, layers),
         (hidden, mlp, layers),
-        (VOCABULARY, hidden, 1),
+        (shape.vocabulary, hidden, 1),
     ]
     parameters = sum(outputs * inputs * count for outputs, inputs, count in gemms)
-    if not shape["tied"]:
-        parameters += VOCABULARY * hidden
+    if not shape.tied:
+        parameters += shape.vocabulary * hidden
     found = {
         f"gemms_{kind}": sum(
             count * sum(_gemms(tokens, outputs, inputs, fp8=kind == "fp8"))
@@ -47,7 +48,7 @@ def floor(work: Work) -> dict[str, float]:
         )
         for kind in ("fp8", "bf16")
     }
-    found["attention"] = layers * _attention(work, shape["heads"], shape["kv_heads"], head_dim)
+    found["attention"] = layers * _attention(work, shape.heads, shape.kv_heads, head_dim)
     # Weight, gradient and two moments are read, all but the gradient written; the gradient once
     # more for the norm.
     found["update"] = parameters * 8 * work.dtype.itemsize / _bytes_a_millisecond()
@@ -121,5 +122,5 @@ def _milliseconds(call: Callable[[], Any]) -> float:
         marks.append(mark)
         call()
     torch.cuda.synchronize()
-    spans = [first.elapsed_time(second) for first, second in pairwise(marks)]
+    spans: list[float] = [first.elapsed_time(second) for first, second in pairwise(marks)]
     return statistics.median(spans[2:])
