@@ -60,7 +60,7 @@ $(DASHBOARD_CHECKED): $(DASHBOARD_SOURCES) | install $(DASHBOARD_BUILT)
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy fp8core api/octrain_api worker/octrain_worker octrain
+	$(BIN)/mypy fp8core api/octrain_api worker/octrain_worker octrain benchmarks
 	$(BIN)/lint-imports
 
 # The dashboard needs npm's registry; the demo does not need the dashboard.

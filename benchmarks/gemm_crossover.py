@@ -93,7 +93,11 @@ def plain_modules(kind: str, width: int, out: int, place: Place) -> tuple[nn.Mod
     return norm, *(linear(width, part) for part in (out // 2, out // 4, out // 4))
 
 
-def plain_layer(kind: str, modules: tuple[Any, ...]) -> Layer:
+def linears_among(modules: tuple[nn.Module, ...]) -> list[nn.Linear]:
+    return [module for module in modules if isinstance(module, nn.Linear)]
+
+
+def plain_layer(kind: str, modules: tuple[nn.Module, ...]) -> Layer:
     parameters = [p for module in modules for p in module.parameters()]
     if kind == "linear":
         return Layer(modules[0], parameters)
@@ -102,7 +106,8 @@ def plain_layer(kind: str, modules: tuple[Any, ...]) -> Layer:
 
         def mlp(x: Tensor) -> Tensor:
             normal = norm(x)
-            return down(nn.functional.silu(gate(normal)) * up(normal))
+            output: Tensor = down(nn.functional.silu(gate(normal)) * up(normal))
+            return output
 
         return Layer(mlp, parameters)
     norm, *linears = modules
@@ -115,21 +120,22 @@ def plain_layer(kind: str, modules: tuple[Any, ...]) -> Layer:
 
 
 def engine_layer(
-    kind: str, modules: tuple[Any, ...], engine: Engine, parts: BlockParts | None, name: str
+    kind: str, modules: tuple[nn.Module, ...], engine: Engine, parts: BlockParts | None, name: str
 ) -> Layer:
     """As conversion and fusion make it."""
     parameters = [p for module in modules for p in module.parameters()]
     if kind == "linear" and isinstance(engine, AmpEngine):
         return Layer(modules[0], parameters)
     if kind == "linear":
-        return Layer(engine.convert_linear(modules[0], name), parameters)
+        (linear,) = linears_among(modules)
+        return Layer(engine.convert_linear(linear, name), parameters)
     assert parts is not None
     described = describe_norm(modules[0])
     assert isinstance(described, NormDescription)
     names = ("q", "k", "v") if kind == "norm_linear" else ("gate", "up", "down")
     linears = [
         NamedLinear(f"{name}.{part}", linear)
-        for part, linear in zip(names, modules[1:], strict=True)
+        for part, linear in zip(names, linears_among(modules), strict=True)
     ]
     if kind == "norm_linear":
         lay_together([linear.parameter for linear in linears])
@@ -213,7 +219,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _microseconds(a: Any, b: Any) -> float:
-    return (b - a) * 1e6 if isinstance(a, float) else a.elapsed_time(b) * 1e3
+    return float((b - a) * 1e6 if isinstance(a, float) else a.elapsed_time(b) * 1e3)
 
 
 def measure(
@@ -226,6 +232,7 @@ def measure(
     graphed: bool,
 ) -> Iterator[dict[str, Any]]:
     """A row for each number of tokens; a scaling that refuses the shape has none of its times."""
+    rows: list[dict[str, Any]]
     rows = [{"kind": kind, "tokens": n, "in": width, "out": out} for n in tokens]
     given = {n: torch.randn(1, n, width, device=place.device, dtype=place.dtype) for n in tokens}
     leaving = width if kind == "norm_mlp" else out
@@ -274,7 +281,7 @@ def _parts(engine: Engine, place: Place) -> BlockParts:
 
 
 def head(place: Place, date: str) -> dict[str, Any]:
-    versions = {"torch": torch.__version__}
+    versions = {"torch": str(torch.__version__)}
     card = "cpu"
     if place.device.type == "cuda":
         import transformer_engine

@@ -176,7 +176,7 @@ def added(found: list[list[float]]) -> float:
     """Per cent that recording adds to ten steps."""
     medians = [statistics.median(place) for place in zip(*found, strict=True)]
     plain = statistics.median(period[place] for period in found for place in FAR)
-    return 100 * (sum(medians) / (EVERY * plain) - 1)
+    return 100 * float(sum(medians) / (EVERY * plain) - 1)
 
 
 def share(found: list[list[float]]) -> str:

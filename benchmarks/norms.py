@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ BF16 = tex.DType.kBFloat16
 def microseconds(call: Callable[[], object], repeats: int) -> float:
     """Of one call, the median of five rounds of ``repeats``."""
     call()
-    rounds = []
+    rounds: list[float] = []
     for _ in range(5):
         began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda._sleep(20_000_000)
@@ -96,7 +97,7 @@ def measured(norm: Norm, repeats: int) -> tuple[dict[str, float], list[Tensor], 
     times = {}
     casts = quantizers()
     for name, quantizer in casts.items():
-        times[name] = microseconds(lambda cast=quantizer: norm.forward(cast), repeats)
+        times[name] = microseconds(partial(norm.forward, quantizer), repeats)
     output, *kept = norm.forward(None)
     times["backward"] = microseconds(lambda: norm.backward((kept[0], kept[1])), repeats)
     return times, [output, *norm.backward((kept[0], kept[1]))], casts["fp8"].amax.clone()

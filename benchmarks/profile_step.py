@@ -119,7 +119,7 @@ def main() -> None:
     chosen = parser.parse_args()
     steps = Steps(chosen.warm_up, chosen.steps, chosen.host)
     original = TrainingLoop._step
-    TrainingLoop._step = lambda *arguments: steps(original, *arguments)  # type: ignore[method-assign, assignment]
+    TrainingLoop._step = lambda *arguments: steps(original, *arguments)  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         try:
             run_train(chosen.spec, Path(folder, "run"), [], debug=True)

@@ -174,7 +174,8 @@ def with_te_blocks(model: Any) -> nn.Module:
 def initial_model(folder: Path, weights: str = "initial") -> nn.Module:
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM.from_pretrained(folder / weights, dtype=torch.float32).cuda()
+    model: nn.Module = LlamaForCausalLM.from_pretrained(folder / weights, dtype=torch.float32)
+    return model.cuda()
 
 
 def delayed_scaling() -> Any:

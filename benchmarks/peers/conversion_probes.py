@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from fault_sides import Side
-from probe_parts import (
+from peers.fault_sides import Side
+from peers.probe_parts import (
     TOKENS,
     WIDTH,
     Probe,

@@ -6,9 +6,8 @@ decided by one function for both sides, from these observations alone.
 
 from __future__ import annotations
 
-import conversion_probes
-import training_probes
-from probe_parts import Probe
+from peers import conversion_probes, training_probes
+from peers.probe_parts import Probe
 
 PROBES: tuple[Probe, ...] = tuple(
     sorted(

@@ -125,7 +125,7 @@ class OctrainSide:
         def backward(loss: Loss) -> Tensor:
             with engine.training_context():
                 value = loss(model)
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             engine.after_backward()
             return value.detach()
 

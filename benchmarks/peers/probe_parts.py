@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from fault_sides import Backend, Side, device
+from peers.fault_sides import Backend, Side, device
 from torch import Tensor, nn
 
 Seen = dict[str, Any]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fault_sides import Prepared, Side, device
-from probe_parts import (
+from peers.fault_sides import Prepared, Side, device
+from peers.probe_parts import (
     TOKENS,
     WIDTH,
     Probe,
@@ -67,8 +67,9 @@ def high_precision_gemms(prepared: Prepared, weight: Tensor) -> list[bool]:
     outputs: list[Tensor] = []
 
     def loss(model: nn.Module) -> Tensor:
-        outputs.append(model(x))
-        return (outputs[0].float() * gradient).sum()
+        output: Tensor = model(x)
+        outputs.append(output)
+        return (output.float() * gradient).sum()
 
     prepared.optimizer.zero_grad()
     prepared.backward(loss)
@@ -169,7 +170,7 @@ def recomputation(side: Side) -> Seen:
     model = llama(tie_word_embeddings=False).train()
     with torch.autocast(device().type, dtype=torch.bfloat16):
         loss = next_token(model)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     bf16, plain = first_gradient(model), gradient(recompute=False)
     return {
         "distance of a gradient from bf16's": relative_error(plain, bf16),

@@ -1,4 +1,4 @@
-"""The faults of the peer, as `benchmarks/peers/accelerate_faults.py` probes them: none is ours.
+"""The faults of the peer, as `benchmarks/accelerate_faults.py` probes them: none is ours.
 
 On a CPU the emulated engine stands where Transformer Engine does on a GPU.
 """
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 HERE = Path(__file__).parent
-PEERS = HERE.parents[1] / "benchmarks" / "peers"
+BENCHMARKS = HERE.parents[1] / "benchmarks"
 PAGE = HERE.parents[1] / "docs" / "recipes.md"
 NUMBERS = (
     *("1", "2", "3", "4", "5a", "5b", "5c", "6"),
@@ -27,10 +27,9 @@ NOT_OFFERED = {"9": "deepspeed_config", "10": "fsdp_version"}
 def faults() -> Iterator[Any]:
     """The benchmark's modules, which import one another as scripts do."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PEERS))
+        patch.syspath_prepend(str(BENCHMARKS))
         import accelerate_faults
-        import fault_probes
-        import fault_sides
+        from peers import fault_probes, fault_sides
 
         yield accelerate_faults, {p.number: p for p in fault_probes.PROBES}, fault_sides
 

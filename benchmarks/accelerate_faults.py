@@ -1,6 +1,6 @@
 """What Accelerate does wrong with FP8, and what Octrain does in its place: the same probes on both.
 
-    python benchmarks/peers/accelerate_faults.py [--out faults.json] [--only 1 8b]
+    python benchmarks/accelerate_faults.py [--out faults.json] [--only 1 8b]
 
 Each probe is done with Accelerate (``Accelerator(mixed_precision="fp8")`` with its recipe kwargs)
 and with fp8core (``convert`` and an engine). What was seen is printed, and whether it is right,
@@ -41,7 +41,7 @@ Result = dict[str, Any]
 
 def verdict_of(probe: Any, side: Any) -> Result:
     """Do ``probe`` on ``side`` and judge what was seen."""
-    from fault_sides import can_run
+    from peers.fault_sides import can_run
 
     from fp8core.errors import EngineUnsupported, SpecRefused
     from fp8core.spec import SpecInvalid
@@ -61,8 +61,8 @@ def verdict_of(probe: Any, side: Any) -> Result:
 
 def work(side_name: str, numbers: list[str], results: Path) -> None:
     """One process of one side: a line of JSON before and after each probe."""
-    from fault_probes import PROBES
-    from fault_sides import AccelerateSide, OctrainSide
+    from peers.fault_probes import PROBES
+    from peers.fault_sides import AccelerateSide, OctrainSide
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
@@ -163,8 +163,8 @@ def main() -> None:
         work(arguments.worker[0], arguments.only, Path(arguments.worker[1]))
         return
 
-    from fault_probes import PROBES
-    from fault_sides import can_run
+    from peers.fault_probes import PROBES
+    from peers.fault_sides import can_run
 
     started = time.perf_counter()
     probes = [probe for probe in PROBES if not arguments.only or probe.number in arguments.only]
