@@ -115,6 +115,48 @@ def test_a_curve_on_each_axis_and_smoothed(service: Service, node: PlayedNode, p
     node.finish(job)
 
 
+def test_metrics_that_come_while_one_watches_can_be_chosen(
+    service: Service, node: PlayedNode, page: Any
+) -> None:
+    """Names that a running job reports for the first time; each gets its chart."""
+    job = node.take("reports-more", training={"steps": 40})
+
+    def told(steps: range, **values: float) -> None:
+        node.send(
+            job,
+            [{"type": "metrics", "step": step, "tokens": step, "values": values} for step in steps],
+        )
+        node.beat()
+
+    def a_while_later() -> None:
+        # Names are read every 15 seconds: the page's clock alone goes on so far.
+        page.clock.fast_forward(16_000)
+
+    told(range(1, 11), **{"train/loss": 2.0, "probe/known": 1.0})
+    page.clock.install()
+    sign_in(page, service.stack.url, service.stack.api_key, f"/jobs/{job.id}")
+    chooser = page.get_by_label("Add a chart")
+    names = chooser.locator("option[value*='/']")
+    expect(names).to_have_text(["probe/known"])
+    page.evaluate("() => { window.isTheSamePage = true; }")
+    told(range(11, 21), **{"train/loss": 1.5, "probe/known": 1.0, "probe/new,too": 7.0})
+    a_while_later()
+    expect(names).to_have_text(["probe/known", "probe/new,too"])
+    chooser.select_option("probe/new,too")
+    chart = page.locator(".chart").filter(has=page.get_by_role("heading", name="probe/new,too"))
+    expect(chart.locator(".readout")).to_contain_text("7")
+    expect(names).to_have_text(["probe/known"])
+    # With all of them on the page, the next one comes to them unasked.
+    chooser.select_option(label="all 1 others")
+    expect(chooser).to_have_count(0)
+    told(range(21, 31), **{"train/loss": 1.2, "probe/last": 3.0})
+    a_while_later()
+    expect(page.get_by_role("heading", name="probe/last")).to_be_visible()
+    expect(chooser).to_have_count(0)
+    assert page.evaluate("window.isTheSamePage") is True
+    node.finish(job)
+
+
 def log_line(text: str, level: str | None = None) -> dict[str, Any]:
     """A record of a printed line."""
     return {"type": "log", "time": time.time(), "text": text, "level": level}

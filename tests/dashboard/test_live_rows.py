@@ -119,3 +119,39 @@ def test_a_new_job_appears_by_itself(played_service: Service, node: PlayedNode, 
     for job in (older, newer):
         node.finish(job)
     expect(page.get_by_text("succeeded", exact=True)).to_have_count(2)
+
+
+def test_a_job_that_is_deleted_elsewhere_leaves_the_list(
+    played_service: Service, node: PlayedNode, page: Any
+) -> None:
+    """By the API and in another tab; it is selected no more either."""
+    service, label = played_service, uuid.uuid4().hex[:8]
+    names = ("by-the-api", "in-a-tab", "stays")
+    jobs = {name: node.take(name, labels={"rows": label}) for name in names}
+    for job in jobs.values():
+        node.finish(job)
+    sign_in(page, service.stack.url, service.stack.api_key, f"/jobs?label.rows={label}")
+    rows = page.get_by_role("table", name="Jobs").get_by_role("rowgroup").get_by_role("row")
+    expect(rows).to_have_count(3)
+    expect(page.get_by_text("3 jobs · live")).to_be_visible()
+    page.evaluate("() => { window.isTheSamePage = true; }")
+    for name in names:
+        page.get_by_label(f"Select {name}").check()
+    expect(page.get_by_text("3 selected")).to_be_visible()
+
+    assert service.http.delete(f"/v1/jobs/{jobs['by-the-api'].id}").status_code == 204
+    expect(rows).to_have_count(2)
+    expect(rows.filter(has_text="by-the-api")).to_have_count(0)
+    # What is no more cannot be compared.
+    expect(page.get_by_text("2 selected")).to_be_visible()
+
+    tab = page.context.new_page()
+    tab.goto(f"{service.stack.url}/dashboard/jobs/{jobs['in-a-tab'].id}")
+    tab.get_by_role("button", name="Delete", exact=True).click()
+    tab.get_by_role("button", name="Delete for good").click()
+    tab.get_by_text("The job was deleted").wait_for()
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("stays")
+    expect(page.get_by_text("1 job · live")).to_be_visible()
+    expect(page.get_by_text("1 selected")).to_be_visible()
+    assert page.evaluate("window.isTheSamePage") is True

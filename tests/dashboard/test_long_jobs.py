@@ -208,6 +208,32 @@ def test_a_job_that_ends_in_a_long_list_is_told_whole(
     expect(unfinished).to_have_text("Cancel 0 unfinished")
 
 
+def test_a_job_that_is_deleted_leaves_a_long_list(service: Service, page: Any) -> None:
+    """Which is not read anew while it is long, so that its reader stays where they are."""
+    listed(service, "fewer", 300)
+    sign_in(page, service.stack.url, service.stack.api_key, "/jobs?label.of=fewer")
+    grid = page.get_by_role("table", name="Jobs")
+    first = grid.get_by_role("rowgroup").get_by_role("row").first
+    expect(first).to_contain_text("fewer-1")
+    grid.evaluate("(element) => element.scrollTo(0, element.scrollHeight)")
+    page.get_by_text("300 jobs · live").wait_for()
+    # The end is further down now.
+    grid.evaluate("(element) => element.scrollTo(0, element.scrollHeight)")
+    last = grid.get_by_role("link", name="fewer-300", exact=True)
+    expect(last).to_be_visible()
+    readings: list[str] = []
+    page.on("request", lambda request: readings.append(request.url))
+    for gone in ("job_fewer_300", "job_fewer_1"):
+        assert service.http.delete(f"/v1/jobs/{gone}").status_code == 204
+    page.get_by_text("298 jobs · live").wait_for()
+    expect(last).to_have_count(0)
+    expect(grid.get_by_role("link", name="fewer-299", exact=True)).to_be_visible()
+    grid.evaluate("(element) => element.scrollTo(0, 0)")
+    expect(first).to_contain_text("fewer-2")
+    assert grid.get_attribute("aria-rowcount") == "299"
+    assert not [url for url in readings if "/v1/jobs?" in url]
+
+
 def test_ten_thousand_jobs_are_a_few_rows(service: Service, page: Any) -> None:
     listed(service, "many", 10_000)
     sign_in(page, service.stack.url, service.stack.api_key, "/jobs?label.of=many")

@@ -27,7 +27,12 @@ export default function JobsPage() {
     [filters, navigate],
   );
   const jobs = useJobs(filters);
-  const [picked, setPicked] = useState<ReadonlySet<string>>(new Set());
+  const [everPicked, setPicked] = useState<ReadonlySet<string>>(new Set());
+  // A job that was deleted, or fits the filters no more, is selected no more.
+  const picked = useMemo(
+    () => new Set(jobs.rows.map(({ id }) => id).filter((id) => everPicked.has(id))),
+    [jobs.rows, everPicked],
+  );
   // biome-ignore lint/correctness/useExhaustiveDependencies: another list, another selection
   useEffect(() => setPicked(new Set()), [filters]);
 

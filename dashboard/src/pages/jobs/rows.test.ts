@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { type JobPage, type JobRow, merged, unique } from './rows';
+import { type JobPage, type JobRow, merged, unique, without } from './rows';
 
 const row = (id: string, version = 1, step = 0) =>
   ({ id, version, status: 'running', progress: { step } }) as unknown as JobRow;
@@ -35,5 +35,18 @@ describe('merged', () => {
   it('is the very same where nobody is concerned', () => {
     const old = pages(page(row('a')));
     expect(merged(old, new Map([['z', row('z')]]))).toBe(old);
+  });
+});
+
+describe('without', () => {
+  it('leaves the job out, wherever it is, and keeps other pages the same objects', () => {
+    const old = pages(page(row('a'), row('b')), page(row('c')));
+    const next = without(old, 'a');
+    expect(unique(next.pages).map(({ id }) => id)).toEqual(['b', 'c']);
+    expect(next.pages[1]).toBe(old.pages[1]);
+  });
+  it('is the very same where the job is not listed', () => {
+    const old = pages(page(row('a')));
+    expect(without(old, 'z')).toBe(old);
   });
 });

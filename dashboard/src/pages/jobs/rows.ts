@@ -45,3 +45,15 @@ export function merged(
   });
   return changed ? { ...old, pages } : old;
 }
+
+/** The pages without the job; the very same object where it is in none of them. */
+export function without(old: InfiniteData<JobPage>, jobId: string): InfiniteData<JobPage> {
+  let found = false;
+  const pages = old.pages.map((page) => {
+    const items = page.items.filter((row) => row.id !== jobId);
+    if (items.length === page.items.length) return page;
+    found = true;
+    return { ...page, items };
+  });
+  return found ? { ...old, pages } : old;
+}

@@ -3,7 +3,7 @@ import { useEffect, useMemo, useState } from 'react';
 import { request } from '~/api/client';
 import { openStream } from '~/api/stream';
 import { endedQuery, type Filters, listQuery } from './filters';
-import { type JobPage, type JobRow, merged, unique } from './rows';
+import { type JobPage, type JobRow, merged, unique, without } from './rows';
 
 const PAGE = 250;
 // While jobs run, what rows show of them is asked for again so often.
@@ -30,7 +30,7 @@ export function useJobs(filters: Filters) {
     initialPageParam: null as string | null,
     getNextPageParam: (page) => page.next_cursor,
     staleTime: AGAIN_MS,
-    // That a job was deleted no stream tells. A long list is not read anew under its reader.
+    // A long list is not read anew under its reader.
     refetchOnWindowFocus: ({ state }) => isShort(state.data),
   });
   const [live, setLive] = useState(false);
@@ -59,12 +59,23 @@ export function useJobs(filters: Filters) {
         setUnseen((count) => count + 1);
         return;
       }
+      readSoon();
+    };
+    // A job that was deleted leaves a list of any length at once.
+    const onEvent = (message: unknown) => {
+      const { job_id, kind } = message as Record<string, string>;
+      if (kind !== 'deleted' || job_id === undefined) return;
+      queries.setQueryData<InfiniteData<JobPage>>(key, (old) => old && without(old, job_id));
+      // An answer that is on its way may still have it.
+      if (isShort(data())) readSoon();
+    };
+    function readSoon() {
       soon ??= setTimeout(() => {
         soon = undefined;
-        if ((data()?.pages.length ?? 0) <= 1) void refetch();
+        if (isShort(data())) void refetch();
         else void readEnded();
       }, 1000);
-    };
+    }
     // A long list is not read anew, and the poll below knows unfinished jobs alone.
     async function readEnded() {
       try {
@@ -76,8 +87,8 @@ export function useJobs(filters: Filters) {
     }
     let open = false;
     const close = openStream({
-      path: '/v1/events/stream?include=status',
-      on: { status: onStatus, reset: () => void refetch() },
+      path: '/v1/events/stream?include=status,events',
+      on: { status: onStatus, event: onEvent, reset: () => void refetch() },
       onLive: (now) => {
         open = now;
         setLive(now);
