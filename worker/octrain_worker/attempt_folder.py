@@ -13,6 +13,7 @@ and a successor closes an attempt whose supervisor is gone.
 ``lease.json``      until when, on the boot clock, the trainer may run
 ``shutdown.json``   the node was shut down in order while this attempt ran
 ``spool/``          records on their way to the API
+``damaged/``        files of the spool that the disk has damaged, for a person
 ``stdout.log`` ...  what the trainer printed
 ``uploads/``        hard links to checkpoints on their way to the artifact store
 ``dataset/``        the uploaded data set that it reads
@@ -99,6 +100,7 @@ class AttemptFolder:
         self.finished = path / "finished.json"
         self.spec = path / "spec.json"
         self.spool = path / "spool"
+        self.damaged = path / "damaged"
         self.stdout = path / "stdout.log"
         self.stderr = path / "stderr.log"
         self.uploads = path / "uploads"

@@ -254,6 +254,12 @@ class LogRecord(_Record):
     rank: int | None = Field(default=None, ge=0, le=2**31 - 1)
 
 
+class LostRecord(_Record):
+    """A number whose record the node has lost, damaged on its disk; an event after it tells why."""
+
+    type: Literal["lost"]
+
+
 Record = Annotated[
     MetricsRecord
     | ProgressRecord
@@ -261,7 +267,8 @@ Record = Annotated[
     | EventRecord
     | CheckpointRecord
     | ArtifactRecord
-    | LogRecord,
+    | LogRecord
+    | LostRecord,
     Field(discriminator="type"),
 ]
 record_adapter: TypeAdapter[Record] = TypeAdapter(Record)

@@ -14,6 +14,7 @@ from octrain_api.attempts.schemas import (
     CheckpointRecord,
     EventRecord,
     LogRecord,
+    LostRecord,
     MetricsRecord,
     PhaseRecord,
     ProgressRecord,
@@ -137,6 +138,8 @@ class TelemetryWriter:
                 stream, text = clean_text(record.stream), clean_text(record.text)
                 line = NewLine(record.time, stream, text, record.level, record.rank)
                 self._lines.append(line)
+            case LostRecord():
+                pass
         return False
 
     async def _training_began(self) -> None:

@@ -267,6 +267,25 @@ async def test_packed_bodies_keep_the_contract_of_the_others(job: Any, helpers: 
     assert series["points"] == [[4, 1.0]]
 
 
+async def test_records_that_a_node_has_lost_take_their_numbers_and_nothing_else(
+    job: Any, helpers: Any
+) -> None:
+    told = {"type": "event", "kind": "spool_damaged", "message": "9 bytes", "data": {"bytes": 9}}
+    lost = {"type": "lost"}
+    before = (await job.user.get(f"/jobs/{job.id}")).json()
+    path = f"/attempts/{job.attempt_id}/telemetry"
+    headers = {"Content-Type": "application/vnd.octrain.telemetry.v1"}
+    packed = helpers.pack(7, 1, [lost, lost, told])
+    answer = await job.node.post(path, content=packed, headers=headers)
+    assert answer.json()["acknowledged_seq"] == 3
+    events = (await job.user.get(f"/jobs/{job.id}/events")).json()["items"]
+    assert [e["kind"] for e in events if e["kind"] in ("spool_damaged", "record_refused")] == [
+        "spool_damaged"
+    ]
+    after = (await job.user.get(f"/jobs/{job.id}")).json()
+    assert (after["status"], after["progress"]) == (before["status"], before["progress"])
+
+
 async def test_the_description_tells_both_bodies_and_all_answers(lone_service: Any) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app=lone_service.app), base_url="http://octrain"

@@ -114,7 +114,9 @@ class Supervisor:
         )
         self._link.hear(claimed.sent_at, claim)
         self._secrets = JobSecrets(claim.spec)
-        self._spool = Spool(self._folder.spool, mask=self._secrets.mask_json)
+        self._spool = Spool(
+            self._folder.spool, damaged=self._folder.damaged, mask=self._secrets.mask_json
+        )
         try:
             return self._supervise(claim)
         finally:

@@ -61,9 +61,14 @@ class Shipper:
         closed = self._link.closed
         pause = 0.1
         while not closed.is_set():
-            first, records = self._spool.read(
-                self._after, limit=BATCH_RECORDS, max_bytes=BATCH_BYTES
-            )
+            try:
+                first, records = self._spool.read(
+                    self._after, limit=BATCH_RECORDS, max_bytes=BATCH_BYTES
+                )
+            except OSError as error:
+                logger.warning("the spool cannot be read now: %s", error)
+                closed.wait(_LONGEST_PAUSE)
+                continue
             if not records:
                 self._wake.wait(0.5)
                 self._wake.clear()

@@ -7,20 +7,34 @@ is sent, so a number never means two different records.
 
 Segments are files named after their first number; one is removed when the API has all of it, except
 the newest, whose first line keeps the positions.
+
+A disk may damage what lies on it. What can be read is sent all the same; a number whose record
+cannot be read goes as a record ``lost`` (the API takes no gap), and the last of such a row as the
+event ``spool_damaged``: so it is told once, and only where the API lacks one of them. The file is
+kept for a person. After a damaged end of the newest segment as many numbers are passed over as it
+may have held, for they may have been sent; what came from the trainer's files there is read from
+them again, and may then be told twice. Where no position of a source is left its file is read from
+its beginning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from octrain_worker.supervisor.segment import SHORTEST_LINE, lines_of, sealed, survey
+
 __all__ = ["Entry", "Spool"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,34 +51,57 @@ class Entry:
     goes_on: bool = False
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where a reading goes on: ``number`` is next, ``expected`` the one due at the offset."""
+
+    number: int
+    segment: int
+    offset: int
+    expected: int
+
+
 class Spool:
     """Appends from one thread, reads and acknowledges from another.
 
-    ``append`` raises ``OSError`` when the disk is full, and has then written nothing.
+    ``append`` raises ``OSError`` when the disk is full, and has then written nothing. Segments that
+    are damaged are kept in ``damaged`` (a folder ``damaged`` of the spool's without it).
     """
 
     def __init__(
         self,
         folder: Path,
         *,
+        damaged: Path | None = None,
         segment_bytes: int = 4 << 20,
         mask: Callable[[bytes], bytes] = lambda line: line,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
+        self._damaged = damaged if damaged is not None else folder / "damaged"
         self._segment_bytes = segment_bytes
         # What every record goes through before it is written, and so before it is sent.
         self._mask = mask
         self._lock = threading.Lock()
         self._positions: dict[str, int] = {}
         self._last = 0
-        self._acknowledged = _read_number(folder / "acknowledged")
-        # Where the last read stopped: the number that comes next, its segment, its byte offset.
-        self._cursor: tuple[int, int, int] | None = None
+        # Where the last read stopped.
+        self._cursor: _Place | None = None
         self._segments = sorted(
-            int(path.stem) for path in folder.glob("*.jsonl") if path.stem.isdigit()
+            int(path.stem)
+            for path in folder.glob("*.jsonl")
+            if path.stem.isascii() and path.stem.isdigit()
         )
+        self._acknowledged = _read_number(folder / "acknowledged")
         self._recover()
+        # A little more than is here: the end of the newest segment was lost, and the API has it.
+        if self._last < self._acknowledged <= self._last + self._most_in(2 * segment_bytes):
+            self._last = self._acknowledged
+            self._begin_segment()
+        # What was before the oldest segment is not here, because the API has it.
+        oldest = self._segments[0] - 1
+        if not oldest <= self._acknowledged <= self._last:
+            self._acknowledged = oldest
 
     @property
     def last_seq(self) -> int:
@@ -94,7 +131,7 @@ class Spool:
                     line["from"] = [entry.source, entry.position]
                 if entry.goes_on:
                     line["goes_on"] = True
-                lines.append(self._mask(_line(line)))
+                lines.append(sealed(self._mask(_line(line))))
             self._write(b"".join(lines))
             self._positions = positions
             self._last += len(lines)
@@ -104,32 +141,23 @@ class Spool:
     ) -> tuple[int, list[dict[str, Any]]]:
         """Records after number ``after``: the first one's number, and at most ``limit`` of them.
 
-        At least one is returned, if there is one, however large.
+        At least one is returned, if there is one, however large. Raises ``OSError`` for what may
+        pass, such as too many open files.
         """
         with self._lock:
-            first = max(after + 1, self._segments[0])
-            if first > self._last:
-                return first, []
-            segment, offset = self._find(first)
+            first = after + 1
             records: list[dict[str, Any]] = []
             total = 0
-            while segment is not None and len(records) < limit and total < max_bytes:
-                with self._path(segment).open("rb") as file:
-                    file.seek(offset)
-                    for line in file:
-                        value = json.loads(line)
-                        if value.get("seq", 0) >= first:
-                            if len(records) == limit or (records and total + len(line) > max_bytes):
-                                total = max_bytes
-                                break
-                            records.append(value["record"])
-                            total += len(line)
-                        offset += len(line)
-                self._cursor = (first + len(records), segment, offset)
-                if total >= max_bytes:
+            if first > self._last:
+                return first, records
+            for record, size, place in self._from(first):
+                if records and total + size > max_bytes:
                     break
-                following = [number for number in self._segments if number > segment]
-                segment, offset = (following[0] if following else None), 0
+                records.append(record)
+                total += size
+                self._cursor = place
+                if len(records) == limit or total >= max_bytes:
+                    break
             return first, records
 
     def acknowledge(self, number: int) -> None:
@@ -138,6 +166,12 @@ class Spool:
             if number <= self._acknowledged:
                 return
             self._acknowledged = number
+            if number > self._last:
+                # It was cut off: these numbers had been given before.
+                logger.warning("the API has %d records, the spool %d", number, self._last)
+                self._last = number
+                with contextlib.suppress(OSError):
+                    self._begin_segment()
             # Unsynced, or not at all on a full disk: an older number only means that some records
             # are sent again, and skipped.
             partial = self._folder / ".acknowledged"
@@ -145,44 +179,56 @@ class Spool:
                 partial.write_text(str(number))
                 partial.replace(self._folder / "acknowledged")
             while len(self._segments) > 1 and self._segments[1] <= number + 1:
-                self._path(self._segments.pop(0)).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._path(self._segments.pop(0)).unlink(missing_ok=True)
 
     def close(self) -> None:
         os.close(self._file)
 
     def _recover(self) -> None:
         """Opens the newest segment whose first line is whole; cuts off it a torn last line, and the
-        pieces before that: none of one write has been sent while a line of it is missing.
+        pieces before that: none of one write has been sent while a line of it is missing. Begins a
+        new one after a damaged one.
         """
-        while self._segments:
-            path = self._path(self._segments[-1])
-            data = path.read_bytes()
-            whole = data[: data.rfind(b"\n") + 1]
-            if not whole:
-                path.unlink()
-                self._segments.pop()
-                continue
-            first, *lines = whole.splitlines(keepends=True)
-            self._positions = dict(json.loads(first)["positions"])
-            self._last = self._segments[-1] - 1
-            kept = end = len(first)
-            for line in lines:
-                value = json.loads(line)
-                end += len(line)
-                if value.get("goes_on"):
-                    continue
-                kept = end
-                self._last = value["seq"]
-                if "from" in value:
-                    source, position = value["from"]
-                    self._positions[source] = position
-            self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-            os.ftruncate(self._file, kept)
-            self._size = kept
-            return
         self._file = -1
         self._size = 0
+        while self._segments:
+            newest = self._segments[-1]
+            path = self._path(newest)
+            found = survey(path, newest)
+            self._positions = found.positions
+            if found.damaged:
+                self._go_on_after(newest, found.last, found.lost_end, found.complete)
+            elif not found.whole:
+                path.unlink()
+                self._segments.pop()
+                self._last = newest - 1
+                continue
+            else:
+                self._last = max(self._last, found.whole_last)
+                self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+                os.ftruncate(self._file, found.whole)
+                self._size = found.whole
+            return
         self._begin_segment()
+
+    def _go_on_after(self, newest: int, last: int, lost_end: int, complete: bool) -> None:
+        """Begins a segment after the newest one, which is damaged."""
+        self._keep(newest)
+        for number in reversed(self._segments[:-1]):
+            if complete:
+                break
+            earlier = survey(self._path(number), number)
+            self._positions = {**earlier.positions, **self._positions}
+            complete = earlier.complete
+        # No more than one segment and one write; a larger file has grown by the damage.
+        last += self._most_in(min(lost_end, 2 * self._segment_bytes))
+        self._last = max(self._last, newest, last)
+        self._begin_segment()
+
+    @staticmethod
+    def _most_in(size: int) -> int:
+        return size // SHORTEST_LINE
 
     def _begin_segment(self) -> None:
         number = self._last + 1
@@ -192,7 +238,7 @@ class Spool:
         previous = self._file, self._size
         self._file, self._size = os.open(self._path(number), flags, 0o600), 0
         try:
-            self._write(_line({"positions": self._positions}))
+            self._write(sealed(_line({"positions": self._positions})))
         except OSError:
             os.close(self._file)
             self._path(number).unlink()
@@ -213,11 +259,67 @@ class Spool:
             raise
         self._size += len(data)
 
-    def _find(self, first: int) -> tuple[int | None, int]:
-        cursor = self._cursor
-        if cursor is not None and cursor[0] == first and cursor[1] in self._segments:
-            return cursor[1], cursor[2]
-        return max(number for number in self._segments if number <= first), 0
+    def _from(self, first: int) -> Iterator[tuple[dict[str, Any], int, _Place]]:
+        """Every record from number ``first`` on, its size, and where reading goes on after it."""
+        place = self._find(first)
+        expected, offset = place.expected, place.offset
+        for index in range(self._segments.index(place.segment), len(self._segments)):
+            segment = self._segments[index]
+            if expected < segment:
+                yield from self._lost(first, _Place(first, segment, 0, expected), segment - 1, 0)
+                expected = segment
+            following = self._segments[index + 1 : index + 2]
+            end = following[0] if following else self._last + 1
+            begin, damaged = offset, 0
+            for line in lines_of(self._path(segment), offset, expected, end):
+                if isinstance(line, int):
+                    damaged = line
+                    break
+                place = _Place(first, segment, line.begin, expected)
+                yield from self._lost(first, place, line.seq - 1, line.damaged)
+                expected, begin = line.seq + 1, line.end
+                if line.seq >= first:
+                    place = _Place(expected, segment, begin, expected)
+                    yield line.record, line.end - line.begin - line.damaged, place
+            yield from self._lost(first, _Place(first, segment, begin, expected), end - 1, damaged)
+            expected, offset = end, 0
+
+    def _lost(
+        self, first: int, place: _Place, last: int, damaged: int
+    ) -> Iterator[tuple[dict[str, Any], int, _Place]]:
+        """What is sent for the numbers up to ``last``, of which from ``place`` on no record is
+        here: all were among ``damaged`` bytes, or in a file that is gone."""
+        lowest = place.expected
+        if damaged:
+            self._keep(place.segment)
+        for number in range(max(lowest, first), last + 1):
+            record: dict[str, Any] = {"type": "lost"}
+            if number == last:
+                count = last + 1 - lowest
+                record = _loss(self._path(place.segment).name, count, damaged, self._damaged)
+            yield record, SHORTEST_LINE, _Place(number + 1, place.segment, place.offset, lowest)
+
+    def _find(self, first: int) -> _Place:
+        place = self._cursor
+        if place is not None and place.number == first and place.segment in self._segments:
+            return place
+        begun = [number for number in self._segments if number <= first]
+        segment = begun[-1] if begun else self._segments[0]
+        return _Place(first, segment, 0, min(first, segment))
+
+    def _keep(self, segment: int) -> None:
+        """Keeps a damaged segment for a person, without room of its own on the disk."""
+        path = self._path(segment)
+        kept = self._damaged / path.name
+        if not path.is_file() or kept.exists():
+            return
+        try:
+            self._damaged.mkdir(mode=0o700, parents=True, exist_ok=True)
+            os.link(path, kept)
+        except OSError as error:
+            logger.error("%s is damaged, and cannot be kept: %s", path, error)
+        else:
+            logger.error("%s is damaged: it is kept as %s", path, kept)
 
     def _path(self, first: int) -> Path:
         return self._folder / f"{first:012d}.jsonl"
@@ -225,6 +327,26 @@ class Spool:
 
 def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _loss(name: str, count: int, damaged: int, kept: Path) -> dict[str, Any]:
+    """The event that tells of records that were lost."""
+    what = f"{count:,} records that may not have been sent"
+    if damaged:
+        message = (
+            f"{damaged:,} bytes of the spool's file {name} cannot be read, and with them {what}; "
+            f"the file is kept on the node as {kept / name}"
+        )
+    else:
+        message = f"{what} are missing before the spool's file {name}, or at its end"
+    data = {"bytes": damaged, "records": count, "file": name}
+    return {
+        "type": "event",
+        "time": time.time(),
+        "kind": "spool_damaged",
+        "message": message,
+        "data": data,
+    }
 
 
 def _read_number(path: Path) -> int:
