@@ -34,9 +34,9 @@ def _of_recipe(spec: JobSpec) -> str | None:
     recipe = spec.recipe
     if recipe.engine == "amp":
         return None if recipe.dtype == "bf16" else f"steps in {recipe.dtype} were not measured so"
-    if recipe.engine != "te" or recipe.scaling not in ("delayed", "current"):
+    if recipe.engine != "te" or recipe.scaling not in ("delayed", "current", "block"):
         how = recipe.engine if recipe.engine != "te" else f"scaling {recipe.scaling}"
         return f"steps with {how} were not measured as a graph"
     if recipe.scaling == "delayed" and recipe.interval != 1:
         return "with recipe.interval the host counts the updates of scales"
-    return "steps with attention in FP8 were not measured as a graph" if recipe.fp8_dpa else None
+    return None
