@@ -30,16 +30,22 @@ import tempfile
 import textwrap
 import time
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+# torch, which comes with these, is for the processes that probe.
+if TYPE_CHECKING:
+    from peers.fault_sides import Side
+    from peers.probe_parts import Probe
 
 LONGEST_SECONDS = 150
 VERSIONS = ("torch", "transformer_engine", "accelerate", "torchao", "transformers")
 Result = dict[str, Any]
 
 
-def verdict_of(probe: Any, side: Any) -> Result:
+def verdict_of(probe: Probe, side: Side) -> Result:
     """Do ``probe`` on ``side`` and judge what was seen."""
     from peers.fault_sides import can_run
 
@@ -66,7 +72,8 @@ def work(side_name: str, numbers: list[str], results: Path) -> None:
 
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    side = {"accelerate": AccelerateSide, "octrain": OctrainSide}[side_name]()
+    sides: dict[str, type[Side]] = {"accelerate": AccelerateSide, "octrain": OctrainSide}
+    side = sides[side_name]()
     with results.open("a") as file:
         for probe in PROBES:
             if probe.number not in numbers:
@@ -124,7 +131,7 @@ def shown(seen: dict[str, Any]) -> str:
     return "; ".join(f"{key}: {value(item)}" for key, item in seen.items())
 
 
-def table(probes: Any, sides: dict[str, dict[str, Result]]) -> str:
+def table(probes: Sequence[Probe], sides: dict[str, dict[str, Result]]) -> str:
     lines = []
     for probe in probes:
         lines.append(f"{probe.number:<4}{probe.title}")

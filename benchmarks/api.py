@@ -47,6 +47,7 @@ from octrain_api.settings import DatabaseSettings
 REPOSITORY = Path(__file__).parents[1]
 PARTS = ("post", "page")
 PAGES = 300
+_STRIDE = 500  # jobs between two places that pages are read at
 
 _NODE = """
 INSERT INTO nodes (id, name, owner, boot_id, hostname, version, device_kinds, cpu_slots, gpus,
@@ -224,14 +225,14 @@ async def _load_pages(host: str, port: int, key: str, jobs: int) -> dict[str, fl
     # Cursors of places all over the list, by walking through it in large steps.
     cursors, cursor = [""], ""
     while True:
-        request = f"GET /v1/jobs?limit=500&fields=id{cursor} HTTP/1.1\r\n{head}".encode()
+        request = f"GET /v1/jobs?limit={_STRIDE}&fields=id{cursor} HTTP/1.1\r\n{head}".encode()
         _, body = await _ask(reader, writer, request)
         following = json.loads(body)["next_cursor"]
         if following is None:
             break
         cursor = f"&cursor={following}"
         cursors.append(cursor)
-    assert len(cursors) == jobs // 500
+    assert len(cursors) == jobs // _STRIDE
     times, sizes, choice = [], [], random.Random(1)
     for turn in range(PAGES + 50):
         found, size, took = await page(choice.choice(cursors))
@@ -351,7 +352,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mlflow-python")
     parser.add_argument("--bare", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--load", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.jobs < _STRIDE or arguments.jobs % _STRIDE:
+        parser.error(f"--jobs must be a multiple of {_STRIDE}")
+    return arguments
 
 
 if __name__ == "__main__":

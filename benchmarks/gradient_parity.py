@@ -66,9 +66,10 @@ from torch import Tensor, nn
 from fp8core import engines
 from fp8core.data.batch import Batch
 from fp8core.fusion.cross_entropy import plain_cross_entropy
-from fp8core.spec import parse_spec
+from fp8core.spec import JobSpec, parse_spec
 from fp8core.training.assemble import assemble
 from fp8core.training.build import Places, build_data_and_model
+from fp8core.training.learner import Learner
 
 DEVICE = torch.device("cuda")
 SCALES = {  # of te.TransformerLayer's modules, by the names that Octrain gives the same GEMMs
@@ -154,7 +155,7 @@ def by_octrain(folder: Path, weights: str, fuse: str = "auto", *, plain_loss: bo
     return Way(learner.model, lambda batch: learner.gradients(1, [batch]).detach(), scales)
 
 
-def octrain_learner(folder: Path, weights: str, fuse: str) -> tuple[Any, Any]:
+def octrain_learner(folder: Path, weights: str, fuse: str) -> tuple[engines.Engine, Learner]:
     spec = spec_of(folder, weights, fuse)
     engine = engines.create(spec.recipe, DEVICE)
     built = build_data_and_model(spec, Places(base=folder), device=DEVICE, dtype=torch.float32)
@@ -166,7 +167,7 @@ def octrain_learner(folder: Path, weights: str, fuse: str) -> tuple[Any, Any]:
     return engine, assembled.learner
 
 
-def spec_of(folder: Path, weights: str, fuse: str) -> Any:
+def spec_of(folder: Path, weights: str, fuse: str) -> JobSpec:
     fields = octrain_spec(folder, 1, fuse)
     fields["model"]["path"] = str(folder / weights)
     return parse_spec(fields)

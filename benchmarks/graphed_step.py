@@ -1,7 +1,7 @@
 r"""What a CUDA graph of forward and backward saves where the host's launches are the limit.
 
     python benchmarks/graphed_step.py [--cases 125m:amp,125m:te] [--steps 20] [--jobs 125m:te] \
-        [--fail] [--out FILE]
+        [--fail] [--out FILE] [--dry-run]
 
 For each case (shape and row) it builds the product's own `Learner` and takes the same steps from
 the same weights three times: eagerly, eagerly again, and with forward and backward captured once in
@@ -10,7 +10,9 @@ they are a few launches, which the host enqueues while the graph runs. Prints mi
 what the host took of them, what the graph alone takes on the GPU, memory, and how far losses and
 weights of the second and third time are from those of the first. Rows named ``_packed`` have
 another number of documents in each step. ``--jobs``: whole runs of the trainer too, one with
-``training.cuda_graphs`` off and one with it as it is by default.
+``training.cuda_graphs`` off and one with it as it is by default. ``--dry-run`` takes the same steps
+on a CPU, tiny, te's by `emulated`; what a graph does there is done eagerly, and times mean nothing.
+Exits with 1 where a case failed.
 """
 
 from __future__ import annotations
@@ -50,6 +52,12 @@ CHANGES: dict[str, dict[str, Any]] = {
 WARM_UP = 4
 FEWEST, MOST = 8, 60  # documents a row
 JOB_STEPS, LOGGED = 80, 5
+DRY = {
+    "cases": "tiny:amp,tiny:te_packed,tiny:te_current",
+    "jobs": "tiny:te",
+    "steps": 4,
+    "length": 64,
+}
 Gradients = Callable[[int, Batch, StepTotals], Tensor]
 """(step, batch on the host, its totals) to the loss; gradients in ``.grad``."""
 
@@ -73,6 +81,8 @@ def eager(learner: Learner) -> Gradients:
 
 
 def graphed(learner: Learner, example: Batch) -> Gradients:
+    if learner.engine.device.type != "cuda":
+        return eager(learner)
     graph = GradientGraph(learner, example, capturing())
 
     def gradients(step: int, batch: Batch, totals: StepTotals) -> Tensor:
@@ -184,9 +194,15 @@ def alone(step: Callable[[], Any], device: torch.device, count: int = 10) -> flo
     return (time.perf_counter() - began) * 1000 / count
 
 
-def row(shape: str, name: str, steps: int, rows: int, length: int) -> dict[str, Any]:
+def work_of(chosen: argparse.Namespace, shape: str, tokens: Tensor) -> Work:
+    _, rows, length = tokens.shape
+    return Work(shape, rows, length, tokens, "bf16", torch.device(chosen.device))
+
+
+def row(shape: str, name: str, chosen: argparse.Namespace) -> dict[str, Any]:
     changes, packed = dict(CHANGES[name.removesuffix("_packed")]), name.endswith("_packed")
-    work = Work(shape, rows, length, real_text(WARM_UP + steps, rows, length), "bf16")
+    tokens = real_text(WARM_UP + chosen.steps, chosen.batch, chosen.length)
+    work = work_of(chosen, shape, tokens)
     began = time.perf_counter()
     learner: Learner = assembled(work, **changes)
     batches = batches_of(work, packed)
@@ -222,11 +238,12 @@ def row(shape: str, name: str, steps: int, rows: int, length: int) -> dict[str, 
     }
 
 
-def job(shape: str, name: str, rows: int, length: int, graphs: str) -> dict[str, Any]:
+def job(shape: str, name: str, chosen: argparse.Namespace, graphs: str) -> dict[str, Any]:
     """A whole run of the trainer; its milliseconds are those of the steps behind half of it."""
-    tokens = torch.zeros(JOB_STEPS, rows, length, dtype=torch.int64)  # a job reads its own
+    # A job reads tokens of its own.
+    tokens = torch.zeros(JOB_STEPS, chosen.batch, chosen.length, dtype=torch.int64)
     changes = {**CHANGES[name], "training": {"cuda_graphs": graphs}}
-    spec = spec_of(Work(shape, rows, length, tokens, "bf16"), **changes)
+    spec = spec_of(work_of(chosen, shape, tokens), **changes)
     spec |= {
         "evaluation": {"every_steps": 0, "fraction": 0},
         "checkpoint": {"every_steps": 0, "final": False},
@@ -291,12 +308,18 @@ def main() -> None:
     parser.add_argument("--jobs", default="")
     parser.add_argument("--fail", action="store_true", help="also what a failed capture leaves")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
     chosen = parser.parse_args()
+    chosen.device = "cpu" if chosen.dry_run else "cuda"
+    if chosen.dry_run:
+        if chosen.fail:
+            parser.error("--fail has a capture fail, and on a CPU there is none")
+        vars(chosen).update(DRY)
     results = []
     for case in filter(None, chosen.cases.split(",")):
         shape, name = case.split(":")
         try:
-            found = row(shape, name, chosen.steps, chosen.batch, chosen.length)
+            found = row(shape, name, chosen)
         # The other cases are worth having.
         except Exception:
             found = {"shape": shape, "row": name, "error": traceback.format_exc()[-2000:]}
@@ -308,12 +331,14 @@ def main() -> None:
     for case in filter(None, chosen.jobs.split(",")):
         shape, name = case.split(":")
         for graphs in ("off", "auto"):
-            print(json.dumps(job(shape, name, chosen.batch, chosen.length, graphs)), flush=True)
+            print(json.dumps(job(shape, name, chosen, graphs)), flush=True)
             gc.collect()
     if chosen.fail:
-        work = Work("60m", 2, 1024, real_text(3, 2, 1024), "bf16")
+        work = work_of(chosen, "60m", real_text(3, 2, 1024))
         learner = assembled(work, **CHANGES["te"])
         print("a failed capture:", failed_capture(learner, batches_of(work, False)[0]))
+    if any("error" in found for found in results):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ compiles in them).
 Llamas of 0.1, 0.4 and 1.2 billion parameters, the last with Llama-3.2-1B's widths; 4 x 2048 tokens
 a step. ``--layers`` gives them another number of blocks: what is recorded grows with them as the
 step does, compiling takes less. All cases run one after the other in one process, which saves the
-imports of each. ``--device cpu --recipes emulated`` tries the benchmark itself.
+imports of each. ``--dry-run`` goes the same way on a CPU, tiny, by `emulated`; its times mean
+nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from fp8core.telemetry import read_records
 EVERY, WARM_UP, DRAWS = 10, 25, 200
 FAR = range(5, EVERY)
 ROWS, LENGTH = 4, 2048
+TINY, ON_A_CPU = "tiny", "emulated"
 
 SIZES: dict[str, dict[str, int]] = {
     "100M": {
@@ -60,19 +62,26 @@ SIZES: dict[str, dict[str, int]] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 8,
     },
+    TINY: {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    },
 }
 RECIPES: dict[str, dict[str, Any]] = {
     "delayed": {"engine": "te", "amax_history_len": 16},
     "current": {"engine": "te", "scaling": "current"},
     "block": {"engine": "te", "scaling": "block"},
     "torchao": {"engine": "torchao", "scaling": "tensorwise"},
-    "emulated": {"engine": "emulated", "amax_history_len": 16},
+    ON_A_CPU: {"engine": "emulated", "amax_history_len": 16},
 }
 
 
 def spec(
-    shape: dict[str, int], recipe: dict[str, Any], steps: int, every: int, device: str
+    shape: dict[str, int], recipe: dict[str, Any], steps: int, every: int, dry_run: bool
 ) -> dict[str, Any]:
+    rows, length = (1, 64) if dry_run else (ROWS, LENGTH)
     return {
         "model": {
             "source": "config",
@@ -87,11 +96,11 @@ def spec(
         "data": {"source": "text", "path": "text.txt"},
         "recipe": recipe,
         "conversion": {"small_gemm": "off"},
-        "training": {"steps": steps, "batch_size": ROWS, "sequence_length": LENGTH},
+        "training": {"steps": steps, "batch_size": rows, "sequence_length": length},
         "evaluation": {"every_steps": 0, "fraction": 0.0},
         "checkpoint": {"every_steps": 0, "final": False},
         "telemetry": {"fp8_every_steps": every},
-        "resources": {"device": device},
+        "resources": {"device": "cpu" if dry_run else "cuda"},
     }
 
 
@@ -100,8 +109,9 @@ def times_of_steps(job: dict[str, Any]) -> tuple[dict[int, float], float]:
     with tempfile.TemporaryDirectory() as folder:
         path, workdir = Path(folder, "spec.json"), Path(folder, "run")
         path.write_text(json.dumps(job))
-        letters = random.Random(0).choices("abcdefghij klmno ", k=2 * ROWS * LENGTH)
-        tokens = job["training"]["steps"] * ROWS * LENGTH
+        rows, length = job["training"]["batch_size"], job["training"]["sequence_length"]
+        letters = random.Random(0).choices("abcdefghij klmno ", k=2 * rows * length)
+        tokens = job["training"]["steps"] * rows * length
         Path(folder, "text.txt").write_text("".join(letters) * (tokens // len(letters) + 1))
         code = run_train(path, workdir, [])
         if code:
@@ -124,13 +134,18 @@ def times_of_steps(job: dict[str, Any]) -> tuple[dict[int, float], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    every_gpu = [name for name in RECIPES if name != "emulated"]
-    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=every_gpu)
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    recipes = [name for name in RECIPES if name != ON_A_CPU]
+    sizes = [size for size in SIZES if size != TINY]
+    parser.add_argument("--recipes", nargs="+", choices=recipes, default=recipes)
+    parser.add_argument("--sizes", nargs="+", choices=sizes, default=sizes)
     parser.add_argument("--layers", type=int, help="blocks, where not those of the size")
     parser.add_argument("--periods", type=int, default=12, help="of ten steps, in each training")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--dry-run", action="store_true", help="tiny, on a CPU")
     chosen = parser.parse_args()
+    if chosen.periods < 2:
+        parser.error("--periods must be at least 2: the steps before the first full one warm up")
+    if chosen.dry_run:
+        chosen.sizes, chosen.recipes = [TINY], [ON_A_CPU]
     steps = WARM_UP + EVERY * chosen.periods
     for size in chosen.sizes:
         shape = SIZES[size] | ({"num_hidden_layers": chosen.layers} if chosen.layers else {})
@@ -138,7 +153,7 @@ def main() -> None:
             name = f"{size} x {shape['num_hidden_layers']} {recipe}"
             found = {}
             for every in (EVERY, 0):
-                job = spec(shape, RECIPES[recipe], steps, every, chosen.device)
+                job = spec(shape, RECIPES[recipe], steps, every, chosen.dry_run)
                 times, began = times_of_steps(job)
                 found[every] = periods(times, steps)
                 early = max(times[s + 1] - times[s] for s in range(1, WARM_UP))
@@ -149,7 +164,7 @@ def main() -> None:
                 )
                 # The next training has the GPU and the compiled code of this one for itself.
                 gc.collect()
-                if chosen.device == "cuda":
+                if not chosen.dry_run:
                     torch.cuda.empty_cache()
                 torch._dynamo.reset()
             plain = statistics.median(time for period in found[0] for time in period)

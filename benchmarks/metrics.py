@@ -13,6 +13,7 @@ writers, each for one run, POST `runs/log-batch` with ready-made bodies, at the 
 batch sizes (MLflow takes 1000 metrics a batch at most).
 
     python benchmarks/metrics.py [--parts store read delete] [--seconds 30] [--mlflow-python PATH]
+    python benchmarks/metrics.py --parts sparse [--every 100]
 
 `--mlflow-python` names a Python that has mlflow and psycopg2; without it, or without the part
 `store`, there is no ratio.
@@ -40,10 +41,13 @@ from octrain_api.migrate import migrate
 from octrain_api.settings import DatabaseSettings
 from octrain_worker.api_client import ApiClient
 
-PARTS = ("store", "sparse", "read", "delete")
+PARTS = ("store", "read", "delete")
+ALONE = "sparse"
+"""What is measured with nothing else in the database."""
 _TABLES = ("metric_layouts", "metric_series", "metric_batches", "metric_blocks", "metric_rollups")
 # What an empty table with its indexes takes.
 _GIVEN_BACK = 1 << 20
+_AT_ONCE = 4000  # steps of the job that is read, in a body
 
 
 def main() -> None:
@@ -61,13 +65,13 @@ def main() -> None:
                 if "store" in arguments.parts:
                     ours = bench.ingest(arguments.writers, arguments.seconds)
                     bench.disk()
-                if "sparse" in arguments.parts:
-                    bench.sparse(arguments.every)
+                if ALONE in arguments.parts:
+                    bench.sparse(arguments.every, arguments.looks)
                 if "read" in arguments.parts:
                     bench.read(arguments.read_steps)
                     bench.latest(2000)
                 if "delete" in arguments.parts:
-                    bench.delete(10_000_000)
+                    bench.delete(arguments.delete_points)
         if arguments.mlflow_python is not None and ours:
             peer = mlflow_rate(servers, Path(name), arguments)
             print(f"ratio to MLflow         {ours / peer:10.1f}")
@@ -189,8 +193,8 @@ class Bench:
         # Now and then a row of 500 series: blocks are then cut as they are in such a job.
         wide = {f"fp8/layers.{n}/amax": 1.0 for n in range(SERIES - 8)}
         first = 1
-        for start in range(0, steps, 4000):
-            values = rng.normal(size=(4000, 8)).tolist()
+        for start in range(0, steps, _AT_ONCE):
+            values = rng.normal(size=(_AT_ONCE, 8)).tolist()
             records: list[dict[str, Any]] = [
                 {
                     "type": "metrics",
@@ -218,17 +222,16 @@ class Bench:
         eight = f"/jobs/{name}/metrics?name=train/*&form=buckets&max_points=1000"
         self._time("  eight series as buckets", eight, 50)
 
-    def sparse(self, every: int) -> None:
+    def sparse(self, every: int, looks: int) -> None:
         """What a job takes that looks at the health of 4,000 series now and then; alone in the
         database.
         """
-        assert self._count("SELECT count(*) FROM metric_blocks") == 0, "another part came before"
         name = self.job("job_sparse")
         client = ApiClient(self._url, self._node_key, timeout=60)
         rng = np.random.default_rng(3)
         figures = [f"train/m{n}" for n in range(20)]
         health = [f"fp8/model.layers.{n // 8}.mlp.{n % 8}/amax" for n in range(8 * SERIES)]
-        steps, first = 500 * every, 1
+        steps, first = looks * every, 1
         for start in range(0, steps, every):
             records: list[dict[str, Any]] = [
                 {
@@ -248,7 +251,7 @@ class Bench:
             first += len(records)
         self.end(name)
         points = self._count("SELECT sum(points) FROM metric_blocks")
-        assert points == steps * len(figures) + 500 * len(health)
+        assert points == steps * len(figures) + looks * len(health)
         blocks = self._count("SELECT count(*) FROM metric_blocks")
         print(
             f"sparse                  {points:10d} points in {blocks} blocks: {len(figures)} "
@@ -280,10 +283,11 @@ class Bench:
         client = ApiClient(self._url, self._node_key, timeout=60)
         rng = np.random.default_rng(2)
         first = 1
-        for start in range(0, points // SERIES, 2000):
+        steps = points // SERIES
+        for start in range(0, steps, 2000):
             records = [
                 {"type": "metrics", "time": 1.0, "step": start + n, "values": row}
-                for n, row in enumerate(step_values(rng, 2000))
+                for n, row in enumerate(step_values(rng, min(2000, steps - start)))
             ]
             client.telemetry(name, TOKEN, first, records)
             first += len(records)
@@ -314,14 +318,21 @@ class Bench:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=(*PARTS, ALONE), default=PARTS)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--writers", type=int, default=4)
     parser.add_argument("--every", type=int, default=100, help="steps between looks at health")
     parser.add_argument("--read-steps", type=int, default=1_000_000)
+    parser.add_argument("--looks", type=int, default=500, help="at health, of the part sparse")
+    parser.add_argument("--delete-points", type=int, default=10_000_000)
     parser.add_argument("--mlflow-python")
     parser.add_argument("--mlflow-seconds", type=float, default=10.0)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if ALONE in arguments.parts and len(arguments.parts) > 1:
+        parser.error(f"{ALONE} is measured alone: with --parts {ALONE}")
+    if arguments.read_steps % _AT_ONCE:
+        parser.error(f"--read-steps must be a multiple of {_AT_ONCE}")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8core.models import plan
+from fp8core.models import Plan, plan
 from fp8core.spec import parse_spec
 
 BOUND = 0.10
@@ -72,7 +72,7 @@ class Case:
 
     name: str
     document: dict[str, Any]
-    estimate: Any
+    estimate: Plan
     process: subprocess.Popen[str] | None = None
     started: float = 0.0
 
@@ -222,7 +222,7 @@ def result_of(case: Case, folder: Path, shown: int) -> dict[str, Any]:
     return found
 
 
-def print_estimate(estimate: Any) -> None:
+def print_estimate(estimate: Plan) -> None:
     for kind in (estimate.memory, estimate.memory_moments):
         print(f"    {', '.join(f'{key} {gib(value)}' for key, value in kind.items())}")
 

@@ -18,6 +18,7 @@ import statistics
 import sysconfig
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -98,7 +99,7 @@ def _times_alone(data: TrainingData, steps: int) -> list[float]:
 def _times_of_steps(parts: RunParts) -> list[float]:
     ends: list[float] = []
 
-    def on_figures(position: Position, values: Any) -> None:
+    def on_figures(position: Position, values: Mapping[str, float]) -> None:
         ends.append(time.perf_counter())
 
     TrainingLoop(parts, Position(), StopRequest(), on_figures).run()
@@ -175,7 +176,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=72, help="of each turn")
     parser.add_argument("--turns", type=int, default=2)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.steps < _WARM_UP + 2:
+        parser.error(f"--steps must be at least {_WARM_UP + 2}: {_WARM_UP} are not counted")
+    return arguments
 
 
 if __name__ == "__main__":

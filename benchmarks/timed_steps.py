@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from fp8core.engines import Engine
 
 __all__ = ["gib", "timed_steps"]
 
@@ -15,7 +16,7 @@ WARM_UP = 3
 
 
 def timed_steps(
-    engine: Any,
+    engine: Engine,
     optimizer: torch.optim.Optimizer,
     loss_of_step: Callable[[], Tensor],
     steps: int,

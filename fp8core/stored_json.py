@@ -10,16 +10,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["decode_json", "decode_object", "read_object"]
+__all__ = ["decode_json", "decode_object", "read_json", "read_object"]
+
+# Deeper than anything that is written; what can just be read could not be written again.
+_MOST_DEPTH = 100
 
 
 def decode_json(data: bytes | str) -> Any:
     """The value; None where the data is no JSON, in UTF-8, of a sane depth."""
     try:
         # A number that Python will not convert is a ValueError too.
-        return json.loads(data)
+        value = json.loads(data)
     except (ValueError, RecursionError):
         return None
+    return None if _is_deeper(value, _MOST_DEPTH) else value
 
 
 def decode_object(data: bytes | str) -> dict[str, Any] | None:
@@ -28,9 +32,31 @@ def decode_object(data: bytes | str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None where there is no such file, or it is none."""
+def read_json(path: Path) -> Any:
+    """The value in a JSON file; None where there is no such file, or it is no JSON."""
     try:
-        return decode_object(path.read_bytes())
+        return decode_json(path.read_bytes())
     except OSError:
         return None
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; None where there is no such file, or it is none."""
+    value = read_json(path)
+    return value if isinstance(value, dict) else None
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    """Whether lists and objects lie in one another more than ``depth`` times."""
+    level = [value]
+    for _ in range(depth + 1):
+        held: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                held += [each for each in one.values() if isinstance(each, (dict, list))]
+            elif isinstance(one, list):
+                held += [each for each in one if isinstance(each, (dict, list))]
+        if not held:
+            return False
+        level = held
+    return True

@@ -12,10 +12,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
+
+# Octrain's side imports what it uses where it uses it; the peer's runs without.
+if TYPE_CHECKING:
+    from fp8core.spec import JobSpec
+    from fp8core.spec.recipe import Recipe
 
 Backend = Literal["te", "torchao"]
 Loss = Callable[[nn.Module], Tensor]
@@ -160,14 +165,14 @@ class OctrainSide:
     def deepspeed(self, model: nn.Module, **recipe: Any) -> Prepared:
         return self._refused({"resources": {"deepspeed_config": {}}, "recipe": recipe})
 
-    def _recipe(self, recipe: dict[str, Any]) -> Any:
+    def _recipe(self, recipe: dict[str, Any]) -> Recipe:
         return self._spec({"recipe": recipe}).recipe
 
     def _refused(self, parts: dict[str, Any]) -> Prepared:
         self._spec(parts)
         raise AssertionError("this side took a setting that it does not have")
 
-    def _spec(self, parts: dict[str, Any]) -> Any:
+    def _spec(self, parts: dict[str, Any]) -> JobSpec:
         from fp8core.spec import parse_spec
 
         model = {"source": "config", "config": {"model_type": "llama"}}

@@ -42,7 +42,7 @@ SHAPES: dict[str, Shape] = {
     # Heads of 128 features, for attention in FP8 at a size that trains in minutes.
     "attention": Shape(768, 2560, layers=12, heads=6, kv_heads=6),
     # For a CPU: its times mean nothing.
-    TINY: Shape(64, 128, layers=2, heads=4, kv_heads=2, vocabulary=256),
+    TINY: Shape(64, 128, layers=2, heads=4, kv_heads=2, vocabulary=512),
 }
 
 

@@ -24,7 +24,7 @@ from fp8core.measured.layer_times import LayerKind
 from fp8core.spec import JobSpec
 from fp8core.spec.step_graphs import graph_refusal
 
-__all__ = ["SmallGemmRule", "SmallGemms", "keep_small_gemms", "small_gemm_rule"]
+__all__ = ["SmallGemmRule", "SmallGemms", "drops_out", "keep_small_gemms", "small_gemm_rule"]
 
 _Gemm = tuple[LayerKind, int, int]
 """What is computed, and its in and out features."""
@@ -183,7 +183,7 @@ def _judge(
         for name in layers:
             alone.pop(name, None)
     # As `fp8core.training.step_graphs` has it: whole models of fused blocks, without dropout.
-    found.graphed = rule.graphed and whole and not _drops_out(model)
+    found.graphed = rule.graphed and whole and not drops_out(model)
     for decision in alone.values():
         linear = as_linear(decision.layer)
         gemms.append(("linear", linear.in_features, linear.out_features))
@@ -204,7 +204,8 @@ def _judge(
     return found
 
 
-def _drops_out(model: nn.Module) -> bool:
+def drops_out(model: nn.Module) -> bool:
+    """Whether it drops out activations anywhere; such steps are not replayed as CUDA graphs."""
     return any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
 

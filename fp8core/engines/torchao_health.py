@@ -144,7 +144,7 @@ class HealthReader:
             weights = read_weights()
             figures: dict[str, float] = {}
             for name, row in zip(health, inputs, strict=True):
-                if not row[FIGURES.index("scale")]:  # a layer that did not run
+                if not any(row):  # a layer that did not run; of an infinity the scale alone is 0
                     continue
                 figures |= _named(name, "input", row)
                 for figure in FIGURES:

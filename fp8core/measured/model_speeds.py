@@ -13,7 +13,8 @@ __all__ = ["ModelSpeeds", "model_speeds", "nearest_model"]
 _FARTHEST = 3.0
 """What a model of a tenth of the size does says nothing of this one."""
 _FUSED_BF16 = "octrain_bf16"
-_BF16_ROWS = (_FUSED_BF16, "octrain_bf16_plain", "bf16")
+_PLAIN_BF16 = ("octrain_bf16_plain", "bf16")
+_BF16_ROWS = (_FUSED_BF16, *_PLAIN_BF16)
 
 
 @dataclass(frozen=True)
@@ -33,16 +34,14 @@ class ModelSpeeds:
     tokens_per_second: Mapping[str, float]
     graphed: frozenset[str]
 
-    @property
-    def bf16(self) -> float:
-        """The fastest way in bf16."""
+    def bf16_beside(self, row: str) -> tuple[float, bool]:
+        """The fastest way in bf16 that a job whose FP8 is like ``row`` has, and whether blocks are
+        fused in it: what cannot be fused in FP8 cannot be in bf16 either."""
         speeds = self.tokens_per_second
-        return max(speeds[row] for row in _BF16_ROWS if row in speeds)
-
-    @property
-    def bf16_fused(self) -> bool:
-        """Whether bf16 was measured with fused blocks too, as jobs in bf16 have them."""
-        return _FUSED_BF16 in self.tokens_per_second
+        rows = [bf16 for bf16 in _BF16_ROWS if bf16 in speeds]
+        if row == "plain":
+            rows = [bf16 for bf16 in rows if bf16 in _PLAIN_BF16] or rows
+        return max(speeds[bf16] for bf16 in rows), _FUSED_BF16 in rows
 
 
 def model_speeds(card: str) -> list[ModelSpeeds]:

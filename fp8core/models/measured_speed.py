@@ -21,9 +21,9 @@ def measured_speeds(
     spec: JobSpec, parameters: int, card: str | None, *, fused: bool, not_graphed: str | None
 ) -> list[dict[str, Any]]:
     """For each card with figures (for ``card`` alone, where it has some): the measured size that
-    is nearest, and how fast it trained in FP8, computed as ``spec`` would be, over bf16.
-    ``fused``: whether its blocks are fused in FP8; ``not_graphed``: why its steps are not replayed
-    as CUDA graphs, or None where they may be.
+    is nearest, and how fast it trained in FP8, computed as ``spec`` would be, over bf16 (layer by
+    layer too, where nothing of the model is fused). ``fused``: whether its blocks are fused in FP8;
+    ``not_graphed``: why its steps are not replayed as CUDA graphs, or None where they may be.
 
     Keys: ``card``, ``size``, ``parameters``, ``tokens`` (of a step), ``precision`` (of the
     weights), ``date``, ``row``, ``speed_up``, ``tokens_per_second`` by row, and ``says``: the same
@@ -61,8 +61,12 @@ def _quoted(speeds: ModelSpeeds, row: str, not_graphed: str | None) -> dict[str,
             "; its steps were replayed as CUDA graphs, and FP8 gains less, if anything, where they "
             f"are not, as here: {not_graphed}"
         )
-    speed_up = speeds.tokens_per_second[row] / speeds.bf16
-    bf16 = "blocks fused too" if speeds.bf16_fused else "its blocks not fused"
+    beside, bf16_fused = speeds.bf16_beside(row)
+    speed_up = speeds.tokens_per_second[row] / beside
+    if row == "plain":
+        bf16 = "blocks fused" if bf16_fused else "layer by layer too"
+    else:
+        bf16 = "blocks fused too" if bf16_fused else "its blocks not fused"
     return {
         "card": speeds.card,
         "size": speeds.size,

@@ -13,7 +13,7 @@ from torch import nn
 from fp8core.conversion import Decision, count_rows, decide, small_gemm_rule
 from fp8core.conversion.report import ConversionRow
 from fp8core.conversion.shape_rules import shape_rules
-from fp8core.conversion.small_gemm import keep_small_gemms
+from fp8core.conversion.small_gemm import drops_out, keep_small_gemms
 from fp8core.errors import SpecRefused
 from fp8core.models.adapter_targets import adapter_targets, trained_heads
 from fp8core.models.architecture import (
@@ -135,6 +135,7 @@ def plan(
         trained = sum(spec.adapter.rank * sum(linear_widths(layer.module)) for layer in adapted)
         trained += sum(parameter.numel() for head in heads for parameter in head.parameters())
         parameters |= {"total": parameters["total"] + trained, "trainable": trained}
+    drops = drops_out(model)
     # Last: the model is of no use after it.
     estimate = estimate_memory(
         model,
@@ -146,7 +147,7 @@ def plan(
         fusion=fusion,
     )
     memory = estimate.rows
-    graphs = planned_graphs(spec, fusion, memory["total"])
+    graphs = planned_graphs(spec, fusion, memory["total"], drops_out=drops)
     measured = measured_speeds(
         spec,
         parameters["total"],

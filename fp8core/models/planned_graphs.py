@@ -36,13 +36,16 @@ class PlannedGraphs:
         return asdict(self)
 
 
-def planned_graphs(spec: JobSpec, fusion: PlannedFusion, total: int) -> PlannedGraphs:
-    """``total``: the memory of a step without graphs."""
+def planned_graphs(
+    spec: JobSpec, fusion: PlannedFusion, total: int, *, drops_out: bool
+) -> PlannedGraphs:
+    """``total``: the memory of a step without graphs; ``drops_out``: whether the model drops out
+    activations anywhere."""
     refusal = graph_refusal(spec)
     if refusal is None and spec.resources.device == "cpu":
         refusal = "there are graphs on CUDA devices only"
-    if refusal is None and not fusion.in_both_halves:
-        refusal = "not all blocks are fused in both halves"
+    if refusal is None:
+        refusal = _unfit(fusion, drops_out)
     if refusal is not None:
         return PlannedGraphs(refusal, None, f"none: {refusal}")
     needed = TIMES_A_STEP * total
@@ -51,3 +54,12 @@ def planned_graphs(spec: JobSpec, fusion: PlannedFusion, total: int) -> PlannedG
         "the total"
     )
     return PlannedGraphs(None, needed, says)
+
+
+def _unfit(fusion: PlannedFusion, drops_out: bool) -> str | None:
+    """As `fp8core.training.step_graphs` has it of the model of a run."""
+    if not fusion.in_both_halves or not fusion.whole:
+        return "not all blocks are fused in both halves"
+    if not fusion.causal:
+        return "attention looks ahead, and such steps were not measured as a graph"
+    return "the model drops out activations" if drops_out else None

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fp8core.stored_json import decode_object
+
 __all__ = ["RecordFile", "encode_record", "read_records"]
 
 
 def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """The complete records of ``path`` from byte ``offset`` on, each with the offset after it.
 
-    A last line without its newline is still being written, and is left for the next call.
+    A last line without its newline is still being written, and is left for the next call. A line
+    that is no record, for the disk has damaged it, is passed over.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -23,7 +26,9 @@ def read_records(path: Path, offset: int = 0) -> Iterator[tuple[dict[str, Any], 
             if not line.endswith(b"\n"):
                 return
             offset += len(line)
-            yield json.loads(line), offset
+            record = decode_object(line)
+            if record is not None:
+                yield record, offset
 
 
 def encode_record(record: dict[str, Any]) -> str:
@@ -89,8 +94,5 @@ def _cut_torn_tail(file: int) -> tuple[int, int]:
 
 
 def _seq_of(line: bytes) -> int | None:
-    try:
-        seq = json.loads(line)["seq"]
-    except (ValueError, KeyError, TypeError):
-        return None
-    return seq if isinstance(seq, int) else None
+    seq = (decode_object(line) or {}).get("seq")
+    return seq if type(seq) is int else None

@@ -25,6 +25,7 @@ from fp8core.data.prefetch import PrefetchedBatches
 from fp8core.durable import write_json
 from fp8core.spec.job import JobSpec
 from fp8core.spec.recipe import AmpRecipe
+from fp8core.stored_json import read_object
 from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.assemble import assemble
@@ -163,13 +164,12 @@ def _fingerprint(spec: JobSpec) -> str:
 
 
 def _stored(workdir: Workdir, fingerprint: str) -> list[float] | None:
-    try:
-        found = json.loads(workdir.parity.read_bytes())
-    except (OSError, ValueError):
+    found = read_object(workdir.parity) or {}
+    losses = found.get("losses")
+    if found.get("fingerprint") != fingerprint or not isinstance(losses, list):
         return None
-    if not isinstance(found, dict) or found.get("fingerprint") != fingerprint:
-        return None
-    return [float(loss) for loss in found["losses"]]
+    # Of a damaged one the reference is trained once more.
+    return losses if all(type(loss) is float for loss in losses) else None
 
 
 class ParityTracker:

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fp8core.conversion import ConversionReport
+from fp8core.conversion.small_gemm import drops_out
 from fp8core.data.batch import Batch
 from fp8core.engines.protocol import GraphedEngine
 from fp8core.spec.job import JobSpec
@@ -58,8 +59,7 @@ def _unfit(conversion: ConversionReport) -> str | None:
         return "not all blocks are fused in both halves"
     if not fusion.causal:
         return "attention looks ahead, and such steps were not measured as a graph"
-    drops = (m for m in conversion.model.modules() if isinstance(m, nn.Dropout) and m.p > 0)
-    if next(drops, None) is not None:
+    if drops_out(conversion.model):
         return "the model drops out activations"
     return None
 

@@ -250,7 +250,7 @@ class PostgresServer:
         lock = folder / "postmaster.pid"
         while process.running and time.monotonic() < deadline:
             try:
-                lines = lock.read_text().splitlines()
+                lines = lock.read_text(errors="replace").splitlines()
             except OSError:
                 lines = []
             if len(lines) >= 8 and lines[0] == str(process.pid) and lines[7].strip() == "ready":

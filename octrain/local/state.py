@@ -50,16 +50,35 @@ class StackState:
         path = data_dir / STATE_FILE
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(stored, dict) or not isinstance(stored.get("api"), dict):
+                raise ValueError("it does not tell of an API")
             stored["api"].pop("node_key", None)  # all nodes had one key once
-            return cls(
+            found = cls(
                 ServerState(**stored["postgres"]),
                 ServerState(**stored["valkey"]),
                 ApiState(**stored["api"]),
             )
+            found.check()
+            return found
         except FileNotFoundError:
             return cls()
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"{path} is damaged ({error}); remove it to start afresh.") from None
+
+    def check(self) -> None:
+        """Raises ``ValueError`` for values that are none of theirs: damage that is JSON still."""
+        for server in (self.postgres, self.valkey):
+            if type(server.port) is not int or not 0 <= server.port < 1 << 16:
+                raise ValueError("a port is no port")
+        words = [self.postgres.password, self.valkey.password]
+        words += [self.api.url, self.api.key, self.api.database]
+        keys = self.api.node_keys
+        if not isinstance(keys, dict):
+            raise ValueError("the nodes' keys are none")
+        # A server or a command is started with them, or a request made.
+        for word in [*words, *keys, *keys.values()]:
+            if not isinstance(word, str) or not word.isprintable():
+                raise ValueError("a password, an address or a key is no such text")
 
     def save(self, data_dir: Path) -> None:
         """Replace the file as a whole; only its owner can read it at any moment."""

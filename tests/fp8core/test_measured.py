@@ -79,8 +79,9 @@ def test_the_nearest_model_is_so_by_ratio(folder: Path) -> None:
     assert nearest_model(CARD, 3100) is None
     found = nearest_model(CARD, 40)
     assert found is not None
-    assert (found.bf16, found.tokens, found.precision) == (100, 8192, "bf16")
-    assert found.bf16_fused
+    assert (found.tokens, found.precision) == (8192, "bf16")
+    assert found.bf16_beside("fused") == (100, True)
+    assert found.bf16_beside("plain") == (100, False)
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import socket
@@ -20,6 +21,7 @@ from octrain.local.logs import rotate
 from octrain.local.processes import is_alive
 from octrain.local.stack import LocalStack
 from octrain.local.state import ApiState, ServerState, StackState
+from tests.damage import damaged
 
 
 def test_state_comes_back_as_it_was_and_hides_its_secrets(tmp_path: Path) -> None:
@@ -173,3 +175,22 @@ def test_the_least_of_values_passes_over_what_is_no_number() -> None:
     assert least([math.nan, 2.0, 1.0]) == 1.0
     assert math.isnan(least([math.nan]) or 0.0)
     assert least([]) is None
+
+
+def test_a_damaged_state_is_told_and_never_used(tmp_path: Path) -> None:
+    state = StackState(
+        ServerState(5, "pw"), ServerState(6, "pw"), ApiState("http://h:1", "k", {"a": "n"})
+    )
+    state.save(tmp_path)
+    file = tmp_path / "state.json"
+    whole = json.dumps(json.loads(file.read_text())).encode() + b"\n"
+    for seed in range(300):
+        file.write_bytes(damaged(whole, seed))
+        try:
+            found = StackState.load(tmp_path)
+        except ValueError:
+            with pytest.raises(ValueError, match=r"state\.json is damaged"):
+                StackState.load(tmp_path)
+        else:
+            assert {type(found.postgres.port), type(found.valkey.port)} == {int}
+            found.save(tmp_path)

@@ -141,7 +141,8 @@ def test_a_sink_holds_up_what_it_has_not_sent_but_not_for_ever(tmp_path: Path) -
     assert run.taken < 4.2 * LIMIT
     begin = _kept_from(run.path, offset)
     assert begin > offset, "it is told that it has lost something"
-    records, _ = _read(run.path, begin)
+    records, _, damaged = _read(run.path, begin)
+    assert damaged == 0
     assert first["seq"] < records[0]["seq"]
     assert [r["seq"] for r in records] == list(
         range(records[0]["seq"], records[0]["seq"] + len(records))

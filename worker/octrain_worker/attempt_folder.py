@@ -38,10 +38,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fp8core.stored_json import read_object
 from octrain_worker.clock import boot_id
 from octrain_worker.supervisor.process_tree import is_alive, read_process
 
-__all__ = ["AttemptFolder", "SupervisorRecord", "is_attempt_id", "read_json", "write_private"]
+__all__ = ["AttemptFolder", "SupervisorRecord", "is_attempt_id", "write_private"]
 
 _RESERVE_BYTES = 1 << 20
 _ID = re.compile(r"att_[0-9a-z_]{1,64}")
@@ -79,6 +80,15 @@ class SupervisorRecord:
             pid=process.pid,
             start_ticks=process.start_ticks,
             boot=boot_id(),
+        )
+
+    @property
+    def plausible(self) -> bool:
+        """Whether its values are what such values can be."""
+        numbers = (self.attempt, self.pid, self.start_ticks)
+        words = (self.attempt_id, self.job_id, self.nonce, self.marker, self.boot)
+        return all(type(number) is int and number >= 0 for number in numbers) and all(
+            isinstance(word, str) and word != "" and word.isprintable() for word in words
         )
 
     @property
@@ -164,13 +174,12 @@ class AttemptFolder:
 
     def read_record(self) -> SupervisorRecord | None:
         """None where there is none, or what there is cannot be one of any version."""
-        value = read_json(self._record)
-        if not isinstance(value, dict):
-            return None
+        value = read_object(self._record) or {}
         names = {field.name for field in fields(SupervisorRecord)}
         if not names <= value.keys():
             return None
-        return SupervisorRecord(**{name: value[name] for name in names})
+        found = SupervisorRecord(**{name: value[name] for name in names})
+        return found if found.plausible and found.attempt_id == self.attempt_id else None
 
     def finish(self, how: str) -> None:
         """Nothing is left to do. ``how``: reported or disowned. Gives the disk space back;
@@ -211,11 +220,3 @@ def write_private(target: Path, value: Any) -> None:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-
-
-def read_json(path: Path) -> Any:
-    """The value in a JSON file; None when there is no such file or it is not JSON."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None

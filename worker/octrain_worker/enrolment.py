@@ -14,8 +14,9 @@ from dataclasses import replace
 
 from pydantic import SecretStr
 
+from fp8core.stored_json import read_object
 from octrain_worker.api_client import ApiClient, ApiUnavailable, retrying
-from octrain_worker.attempt_folder import read_json, write_private
+from octrain_worker.attempt_folder import write_private
 from octrain_worker.settings import WorkerSettings
 
 __all__ = ["with_node_key"]
@@ -34,9 +35,14 @@ def with_node_key(settings: WorkerSettings, stop: threading.Event | None = None)
     path = settings.node.data_dir / "node.key"
     token = settings.api.node_token.get_secret_value()
     digest = hashlib.sha256(token.encode()).hexdigest() if token else None
-    kept = read_json(path)
+    kept = read_object(path)
+    if path.exists() and not (kept and _is_key(kept.get("key"))):
+        logger.error(
+            "%s is damaged: give the node a new token (OCTRAIN_NODE_TOKEN), or its key", path
+        )
+        kept = None
     if kept is not None and (digest is None or kept.get("token_sha256") == digest):
-        return _with(settings, str(kept["key"]))
+        return _with(settings, kept["key"])
     if digest is None:
         return settings
     client = ApiClient(settings.api.api_url, "", ca_file=settings.api.ca_file)
@@ -58,6 +64,11 @@ def with_node_key(settings: WorkerSettings, stop: threading.Event | None = None)
     write_private(path, {"key": key, "token_sha256": digest, "node": settings.node.name})
     logger.info("node %s has enrolled; its key is in %s", settings.node.name, path)
     return _with(settings, key)
+
+
+def _is_key(value: object) -> bool:
+    """Whether a header can carry it."""
+    return isinstance(value, str) and value.isascii() and value.isprintable() and value != ""
 
 
 def _with(settings: WorkerSettings, key: str) -> WorkerSettings:

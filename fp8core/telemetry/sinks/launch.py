@@ -185,6 +185,9 @@ class _SinkProcess:
         elif "lost" in message:
             text = f"{message['lost']} bytes of records were let go before it had sent them"
             self._say("sink_lost", text)
+        elif "damaged" in message:
+            text = f"{message['damaged']} bytes of telemetry.jsonl are no records, and are not sent"
+            self._say("sink_lost", text)
         elif message.get("recovered"):
             self._problem = None
             self._say("sink_recovered", "it goes on")

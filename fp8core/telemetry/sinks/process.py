@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from fp8core.stored_json import decode_object, read_object
+from fp8core.telemetry.numbers import decode_number
 from fp8core.telemetry.sinks.sink import Sink, SinkRefused
 
 __all__ = ["run_sink"]
@@ -25,6 +27,8 @@ _LOOK_SECONDS = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 # After the end: longer than any trainer waits, for a sink whose trainer is gone.
 _LAST_SECONDS = 120.0
+# Of a record's time, in seconds since the epoch; the year 5138.
+_LATEST = 1e11
 
 
 def run_sink(kind: str) -> int:
@@ -47,7 +51,8 @@ def run_sink(kind: str) -> int:
 def _follow(kind: str, order: dict[str, Any], outcome: list[str], ended: threading.Event) -> None:
     state_file, telemetry = Path(order["state"]), Path(order["telemetry"])
     state = _read_state(state_file)
-    offset = min(int(state.pop("offset", 0)), telemetry.stat().st_size)
+    told = state.pop("offset", 0)
+    offset = min(told, telemetry.stat().st_size) if type(told) is int and told >= 0 else 0
     step = 0
     sink = _retrying(lambda: _make(kind, order, state), ended)
     while True:
@@ -55,15 +60,17 @@ def _follow(kind: str, order: dict[str, Any], outcome: list[str], ended: threadi
         begin = _kept_from(telemetry, offset)
         if begin > offset:
             _say(lost=begin - offset)
-        records, offset = _read(telemetry, begin)
+        records, offset, damaged = _read(telemetry, begin)
+        if damaged:
+            _say(damaged=damaged)
         if records:
             step = max([step, *(r["step"] for r in records if isinstance(r.get("step"), int))])
             _retrying(lambda: sink.write(records), ended)  # noqa: B023 - called at once
             _write_state(state_file, {**sink.state(), "offset": offset})
             _say(offset=offset, step=step)
-        elif finishing:
+        elif finishing and offset == begin:
             break
-        else:
+        elif offset == begin:
             ended.wait(_LOOK_SECONDS)
     sink.close(outcome[0] if outcome else "lost")
 
@@ -125,9 +132,11 @@ def _kept_from(path: Path, offset: int) -> int:
         return begin + len(file.readline())
 
 
-def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
-    """Whole records from ``offset`` on, about a mebibyte of them, and the offset after them."""
+def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int, int]:
+    """Whole records from ``offset`` on, about a mebibyte of them, the offset after them, and how
+    many bytes among them are no records."""
     records = []
+    damaged = 0
     with path.open("rb") as file:
         file.seek(offset)
         end = offset + _READ_BYTES
@@ -136,10 +145,44 @@ def _read(path: Path, offset: int) -> tuple[list[dict[str, Any]], int]:
                 break
             offset += len(line)
             if not line.startswith(b"\0"):  # the rest of a hole that began within a block
-                records.append(json.loads(line))
+                record = decode_object(line)
+                if record is not None and _is_record(record):
+                    records.append(record)
+                else:
+                    damaged += len(line)
             if offset >= end:
                 break
-    return records, offset
+    return records, offset, damaged
+
+
+def _is_record(record: dict[str, Any]) -> bool:
+    """Whether a sink can take it: one that raises over a record would raise over it for ever."""
+    moment = record.get("time")
+    if not isinstance(moment, int | float) or not 0 <= moment < _LATEST:
+        return False
+    if record.get("type") == "event" and record.get("kind") == "resumed":
+        data = record.get("data")
+        return isinstance(data, dict) and _is_step(data.get("step"))
+    if record.get("type") != "metrics":
+        return isinstance(record.get("type"), str)
+    values = record.get("values")
+    return (
+        _is_step(record.get("step"))
+        and isinstance(values, dict)
+        and all(map(_is_number, values.values()))
+    )
+
+
+def _is_step(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**62
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        decode_number(value)
+    except (ValueError, TypeError, OverflowError):
+        return False
+    return True
 
 
 def _wait_for_end(outcome: list[str], ended: threading.Event) -> None:
@@ -159,11 +202,7 @@ def _words(error: Exception) -> str:
 
 
 def _read_state(path: Path) -> dict[str, Any]:
-    try:
-        state = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
+    return read_object(path) or {}
 
 
 def _write_state(path: Path, state: dict[str, Any]) -> None:

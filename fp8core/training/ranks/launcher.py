@@ -10,7 +10,6 @@ all below it is (see ``place.die_with_parent``).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import shutil
@@ -22,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from fp8core.durable import told_when_full
 from fp8core.spec.outcomes import ExitCode, Outcome, Reason
+from fp8core.stored_json import decode_object, read_json
 from fp8core.training.outcome import RunResult
 from fp8core.training.ranks.place import (
     FOLDER_PREFIX,
@@ -248,11 +247,11 @@ def _ends(places: Sequence[RankPlace]) -> list[RankEnd]:
 
 
 def _failures(folder: Path) -> list[Failure]:
+    found = read_json(folder / "failures.json")
     try:
-        found: list[dict[str, Any]] = json.loads((folder / "failures.json").read_bytes())
-    except (OSError, ValueError):
+        return [Failure(**each) for each in found]
+    except TypeError:  # none of ours, or damaged
         return []
-    return [Failure(**each) for each in found]
 
 
 def _last_step(workdir: Path) -> int:
@@ -264,10 +263,9 @@ def _last_step(workdir: Path) -> int:
     except OSError:
         return 0
     for line in reversed(lines):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            record = json.loads(line)
-            if record["type"] == "progress":
-                return int(record["step"])
+        record = decode_object(line) or {}
+        if record.get("type") == "progress" and type(record.get("step")) is int:
+            return int(record["step"])
     return 0
 
 

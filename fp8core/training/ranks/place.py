@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.durable import PARTIAL_PREFIX
+from fp8core.stored_json import read_object
 
 __all__ = [
     "FOLDER_PREFIX",
@@ -82,11 +83,11 @@ class RankPlace:
             return None
 
     def read_end(self) -> RankEnd | None:
-        try:
-            value = json.loads((self.folder / f"end-{self.rank}").read_bytes())
-        except (OSError, ValueError):
+        value = read_object(self.folder / f"end-{self.rank}") or {}
+        result, moment = value.get("result"), value.get("time")
+        if not isinstance(result, dict) or not isinstance(moment, int | float):
             return None
-        return RankEnd(self.rank, value["result"], value["time"], value["secondary"])
+        return RankEnd(self.rank, result, float(moment), value.get("secondary") is True)
 
 
 def die_with_parent() -> None:

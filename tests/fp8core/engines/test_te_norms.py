@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from fp8core.engines.protocol import NormDescription
-from fp8core.engines.te_norms import choose_kernels, cudnn_is_faster
+from fp8core.engines.te_norms import choose_kernels, cudnn_is_faster, use_cudnn
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 
@@ -40,3 +43,30 @@ def test_a_model_on_a_cpu_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delenv("NVTE_NORM_FWD_USE_CUDNN", raising=False)
     choose_kernels(norm_of(3072))
     assert "NVTE_NORM_FWD_USE_CUDNN" not in os.environ
+
+
+def test_both_directions_are_told_and_another_version_is_left_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("NVTE_NORM_FWD_USE_CUDNN", "NVTE_NORM_BWD_USE_CUDNN"):
+        monkeypatch.setenv(name, "untouched")
+    package, common = ModuleType("transformer_engine"), ModuleType("transformer_engine.common")
+    package.common = common  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformer_engine", package)
+    monkeypatch.setitem(sys.modules, "transformer_engine.common", common)
+    told: dict[str, bool] = {}
+
+    def note(direction: str, by_cudnn: ctypes.c_bool) -> None:
+        told[direction] = by_cudnn.value
+
+    forward_alone = SimpleNamespace(nvte_enable_cudnn_norm_fwd=lambda on: note("forward", on))
+    for library in (None, SimpleNamespace(), forward_alone):
+        common._TE_LIB_CTYPES = library  # type: ignore[attr-defined]
+        assert not use_cudnn(forward=True, backward=True)
+    assert told == {}
+    assert os.environ["NVTE_NORM_FWD_USE_CUDNN"] == "untouched"
+    forward_alone.nvte_enable_cudnn_norm_bwd = lambda on: note("backward", on)
+    assert use_cudnn(forward=True, backward=False)
+    assert told == {"forward": True, "backward": False}
+    assert os.environ["NVTE_NORM_FWD_USE_CUDNN"] == "1"
+    assert os.environ["NVTE_NORM_BWD_USE_CUDNN"] == "0"

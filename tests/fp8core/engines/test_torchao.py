@@ -324,6 +324,25 @@ def test_rowwise_health_goes_by_rows(engine: Make) -> None:
     assert figures["fp8/l/input/underflow"] == 15 / 256
 
 
+@pytest.mark.parametrize("scaling", ["tensorwise", "rowwise"])
+def test_an_infinity_hides_no_layer(engine: Make, scaling: str) -> None:
+    """Its scale is 0, as that of a layer that did not run."""
+    made = engine(scaling=scaling)
+    layer = made.convert_linear(nn.Linear(16, 16), "l")
+    made.convert_linear(nn.Linear(16, 16), "idle")
+    made.record_health(True)
+    input = torch.ones(16, 16)
+    input[3, 3] = torch.inf
+    with made.training_context():
+        output = layer(input)
+    output.sum().backward()
+    figures = made.health()
+    assert figures["fp8/l/input/amax"] == torch.inf
+    assert figures["fp8/l/input/scale"] == 0.0
+    assert "fp8/l/weight/amax" in figures
+    assert not [key for key in figures if key.startswith("fp8/idle/")]
+
+
 def test_neither_evaluation_nor_a_layer_used_twice_gives_wrong_figures(engine: Make) -> None:
     made = engine()
     layer = made.convert_linear(nn.Linear(16, 16), "l")

@@ -66,6 +66,18 @@ def test_graphs_are_told_of_and_in_no_total(make_spec, llama_config, fields, ref
         assert graphs["says"] == f"none: {graphs['refusal']}"
 
 
+@pytest.mark.parametrize(
+    ("dropout", "refusal"), [(0.0, None), (0.1, "the model drops out activations")]
+)
+def test_graphs_are_none_where_the_embeddings_drop_out(make_spec, dropout, refusal):
+    """Blocks without dropout are fused all the same."""
+    rates = {"embd_pdrop": dropout, "resid_pdrop": 0.0, "attn_pdrop": 0.0}
+    gpt2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
+    made = plan(make_spec(gpt2 | rates, recipe={"engine": "te"}))
+    assert made.fusion["fused"] == 2
+    assert made.cuda_graphs["refusal"] == refusal
+
+
 def test_a_plan_without_a_gpu_has_no_graphs(make_spec, llama_config):
     recipe = {"engine": "amp", "dtype": "bf16"}
     made = plan(make_spec(llama_config, recipe=recipe, resources={"device": "cpu"}))
@@ -122,7 +134,7 @@ MEASURED = {
     "bf16 throughout": ({"engine": "amp"}, "throughput", {"fuse": "none"}, 58.0),
     "bf16 throughout, fused": ({"engine": "amp"}, "throughput", {}, 40.2),
     "fp32 under bf16 autocast": ({"engine": "amp"}, "method", {"fuse": "none"}, 88.6),
-    "te delayed, bf16 stored, head in FP8": ({}, "throughput", {"output_head": True}, 43.3),
+    "te delayed, bf16 stored, head in FP8": ({}, "throughput", {"output_head": True}, 43.4),
 }
 
 

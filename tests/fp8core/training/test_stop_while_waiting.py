@@ -42,12 +42,14 @@ class Held:
         self._watch.start()
 
     def _free(self) -> None:
-        # A run that waited on would hang the test.
+        # A run that waited on would hang the test. What comes before the wait may take its time.
+        self.reached.wait()
         self.in_vain = not self._over.wait(PATIENCE)
         self.let_go.set()
 
     def end(self) -> None:
         self._over.set()
+        self.reached.set()
         self._watch.join()
 
 

@@ -20,7 +20,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import IO
 
-from octrain_worker.attempt_folder import AttemptFolder, read_json, write_private
+from fp8core.stored_json import read_object
+from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.clock import boot_id, boot_time
 from octrain_worker.settings import WorkerSettings
 from octrain_worker.supervisor.closing import ExitStatus
@@ -272,10 +273,13 @@ class Supervisors:
     def _end_overdue(self, attempt_id: str, handle: Handle) -> None:
         """A supervisor that is frozen cannot stop its trainer at the lease's end: this does."""
         folder = self._folder(attempt_id)
-        lease = read_json(folder.lease)
+        lease = read_object(folder.lease)
         if lease is None or lease.get("boot") != boot_id():
             return
-        if boot_time() > float(lease["ends_at"]) + _OVERDUE_SECONDS:
+        ends_at = lease.get("ends_at")
+        if not isinstance(ends_at, int | float):
+            return
+        if boot_time() > ends_at + _OVERDUE_SECONDS:
             logger.error("attempt %s runs beyond its lease: its supervisor is killed", attempt_id)
             self._kill(handle)
 

@@ -7,13 +7,15 @@ read at all is said in ``log_policy``.
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fp8core.stored_json import decode_object
+from octrain_worker.supervisor.holes import data_from
 from octrain_worker.supervisor.lines import lines_from
 from octrain_worker.supervisor.log_policy import LogPolicy, LogReader
 from octrain_worker.supervisor.pieces import pieces_of
@@ -24,6 +26,28 @@ __all__ = ["Collector", "last_lines"]
 logger = logging.getLogger(__name__)
 
 _SHIPPED = frozenset({"phase", "metrics", "progress", "event", "checkpoint", "artifact"})
+
+
+@dataclass(frozen=True)
+class _Strange:
+    """Lines, one after the other, that are no records this worker knows."""
+
+    begin: int
+    end: int
+    beginning: bytes
+
+    def event(self) -> dict[str, Any]:
+        """Tells of all of them at once: damage is told by one event, not by one a line."""
+        size = self.end - self.begin
+        message = f"telemetry at byte {self.begin}: {size} bytes are no record this worker knows"
+        logger.warning("%s: %r", message, self.beginning)
+        return {
+            "type": "event",
+            "time": time.time(),
+            "kind": "telemetry_unreadable",
+            "message": message,
+            "data": {"byte": self.begin, "bytes": size},
+        }
 
 
 class Collector:
@@ -40,7 +64,6 @@ class Collector:
         self._spool = spool
         self._telemetry = telemetry
         self._logs = {stream: LogReader(stream, path, policy) for stream, path in logs.items()}
-        self._unreadable = 0
 
     def collect(self, *, ended: bool = False) -> list[dict[str, Any]]:
         """One round. With ``ended`` a last line without its newline is a line too.
@@ -69,21 +92,24 @@ class Collector:
                 return records
 
     def _telemetry_records(self) -> Iterator[tuple[dict[str, Any], int]]:
-        position = self._spool.position("telemetry")
+        position = _kept_from(self._telemetry, self._spool.position("telemetry"))
+        strange: _Strange | None = None
         for line, end in lines_from(self._telemetry, position):
-            try:
-                record = json.loads(line)
-                known = record["type"] in _SHIPPED
-            except (ValueError, KeyError, TypeError):
-                known = False
-            if known:
+            record = decode_object(line)
+            kind = record.get("type") if record is not None else None
+            if record is not None and isinstance(kind, str) and kind in _SHIPPED:
+                if strange is not None:
+                    yield strange.event(), position
+                strange = None
                 record.pop("seq", None)
                 yield record, end
-                continue
-            self._unreadable += 1
-            message = f"telemetry record at byte {position} is not one this worker knows"
-            logger.warning("%s: %r", message, line[:200])
-            yield _event("telemetry_unreadable", message), end
+            elif strange is None:
+                strange = _Strange(position, end, line[:200])
+            else:
+                strange = replace(strange, end=end)
+            position = end
+        if strange is not None:
+            yield strange.event(), position
 
 
 def last_lines(paths: list[Path], count: int, *, max_bytes: int = 256 << 10) -> str:
@@ -103,5 +129,11 @@ def last_lines(paths: list[Path], count: int, *, max_bytes: int = 256 << 10) -> 
     return "\n".join(line[:500] for line in lines[-count:])
 
 
-def _event(kind: str, message: str) -> dict[str, Any]:
-    return {"type": "event", "time": time.time(), "kind": kind, "message": message, "data": {}}
+def _kept_from(path: Path, position: int) -> int:
+    """Where the file goes on from ``position``, which may be in what gave its blocks back."""
+    try:
+        with path.open("rb") as file:
+            found = data_from(file.fileno(), position)
+    except OSError:
+        return position
+    return position if found is None else found

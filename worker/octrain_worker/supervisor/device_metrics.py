@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from octrain_worker.attempt_folder import read_json
+from fp8core.stored_json import read_object
 
 __all__ = ["DeviceMetrics"]
 
@@ -27,6 +27,8 @@ _JOINED: dict[str, Callable[[list[float]], float]] = {
     "power_watts": sum,
     "temperature_celsius": max,
 }
+# More is no figure of a machine.
+_LARGEST = 1e300
 _HOST = ("cpu_utilization", "memory_bytes")
 
 
@@ -46,8 +48,8 @@ class DeviceMetrics:
         """A metrics record, when there is a new sample and a step it can stand at."""
         if not self._changed():
             return None
-        sample = read_json(self._file)
-        if not isinstance(sample, dict):
+        sample = read_object(self._file)
+        if sample is None:
             return None
         for name, value in _figures(sample, self._indices).items():
             total, count = self._sums.get(name, (0.0, 0))
@@ -69,17 +71,30 @@ class DeviceMetrics:
 
 
 def _figures(sample: dict[str, Any], indices: list[int]) -> dict[str, float]:
-    host = sample.get("host") or {}
-    figures = {f"host/{name}": float(host[name]) for name in _HOST if name in host}
-    by_index = {gpu.get("index"): gpu for gpu in sample.get("gpus") or []}
+    host = _numbers(sample.get("host"))
+    figures = {f"host/{name}": host[name] for name in _HOST if name in host}
+    listed = sample.get("gpus")
+    found = [_numbers(gpu) for gpu in (listed if isinstance(listed, list) else [])]
+    by_index = {gpu["index"]: gpu for gpu in found if "index" in gpu}
     gpus = [by_index.get(index, {}) for index in indices]
     for name, join in _JOINED.items():
-        known = [float(gpu[name]) for gpu in gpus if name in gpu]
+        known = [gpu[name] for gpu in gpus if name in gpu]
         # The figure of all is known where each of them is.
         if known and len(known) == len(gpus):
             figures[f"gpu/{name}"] = float(join(known))
         if len(gpus) > 1:
             for number, gpu in enumerate(gpus):
                 if name in gpu:
-                    figures[f"gpu/{number}/{name}"] = float(gpu[name])
+                    figures[f"gpu/{number}/{name}"] = gpu[name]
     return figures
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    """The finite numbers of an object, by name; none of what is no object."""
+    if not isinstance(value, dict):
+        return {}
+    return {
+        name: float(number)
+        for name, number in value.items()
+        if type(number) in (int, float) and abs(number) < _LARGEST
+    }

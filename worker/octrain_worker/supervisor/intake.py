@@ -23,6 +23,9 @@ __all__ = ["Intake"]
 logger = logging.getLogger(__name__)
 
 _DRAIN_SECONDS = 30.0
+# What the API takes (octrain_api.attempts.schemas, HeartbeatRequest).
+_LONGEST_PHASE = 64
+_LARGEST_STEP = 2**62
 
 
 class Intake:
@@ -83,10 +86,15 @@ class Intake:
         """Learns from records that are in the spool already."""
         records = list(records)
         for record in records:
+            # The heartbeats carry both: what the API does not take would cost the lease.
             if record["type"] == "phase":
-                self._link.phase = record.get("phase")
-            elif record["type"] in ("progress", "metrics") and isinstance(record.get("step"), int):
-                self.step = self._link.step = record["step"]
+                phase = record.get("phase")
+                if isinstance(phase, str) and len(phase) <= _LONGEST_PHASE and phase.isprintable():
+                    self._link.phase = phase
+            elif record["type"] in ("progress", "metrics"):
+                step = record.get("step")
+                if type(step) is int and 0 <= step <= _LARGEST_STEP:
+                    self.step = self._link.step = step
         self._trace.hear(records)
         told = functools.partial(self._shipper.has_told, self._spool.last_seq)
         self._uploads.add_records(records, told)

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["lines_from"]
+__all__ = ["LONGEST_LINE", "lines_from"]
+
+# More is no line that anybody writes: a file of zeros is one.
+LONGEST_LINE = 64 << 20
 
 _READ_BYTES = 1 << 20
 
 
 def lines_from(
-    path: Path, position: int, *, ended: bool = False, longest: int | None = None
+    path: Path, position: int, *, ended: bool = False, longest: int = LONGEST_LINE
 ) -> Iterator[tuple[bytes, int]]:
     """Lines from ``position`` on, without their newline, each with the offset after it.
 
-    At most 1 MiB is read (but a line that is longer is read whole, without ``longest``). With
-    ``ended`` a last line without its newline is a line too. A line longer than ``longest`` is given
-    as its beginning; its offset is after all of it, or after what is there of it so far (the rest
-    is then a line of its own).
+    At most 1 MiB is read, but all of a line that is longer, up to ``longest``. With ``ended`` a
+    last line without its newline is a line too. A line longer than ``longest`` is given as its
+    beginning; its offset is after all of it, or after what is read of it (the rest is then a line
+    of its own).
     """
     try:
         file = path.open("rb")
@@ -27,8 +30,8 @@ def lines_from(
     with file:
         file.seek(position)
         data = file.read(_READ_BYTES)
-        while longest is None and data and b"\n" not in data:
-            more = file.read(_READ_BYTES)
+        while data and len(data) <= longest and b"\n" not in data:
+            more = file.read(max(_READ_BYTES, len(data)))
             if not more:
                 break
             data += more
@@ -38,7 +41,7 @@ def lines_from(
         if newline >= 0:
             end = newline + 1
             line = data[start:newline]
-        elif ended or (longest is not None and len(data) - start > longest):
+        elif ended or len(data) - start > longest:
             end = len(data)
             line = data[start:]
         else:

@@ -71,9 +71,21 @@ class Verdict:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Verdict:
-        outcome, reason = Outcome(value["outcome"]), Reason(value["reason"])
-        return cls(**{**value, "outcome": outcome, "reason": reason})
+    def from_json(cls, value: dict[str, Any] | None) -> Verdict | None:
+        """What ``as_json`` made; None for anything else, as what a disk has damaged."""
+        if value is None:
+            return None
+        try:
+            return cls(
+                outcome=Outcome(value["outcome"]),
+                reason=Reason(value["reason"]),
+                detail=_words(value["detail"]),
+                step=_number(value["step"], 0, _LARGEST_STEP),
+                exit_code=_number(value["exit_code"], -_LARGEST_CODE, _LARGEST_CODE),
+                resumable=value["resumable"] is True,
+            )
+        except (KeyError, ValueError):
+            return None
 
     def in_plain_words(self, refusal: str) -> Verdict:
         """The same for an API that does not understand it, being older than this worker perhaps:
@@ -142,6 +154,9 @@ _OF_CAUSE = {
     ),
 }
 _MAX_DETAIL = 34_000
+# What the API takes for a step and for an exit code.
+_LARGEST_STEP = 2**62
+_LARGEST_CODE = 2**31 - 1
 # With less, not even a line is written by a file system of larger blocks.
 _FULL_BYTES = 64 << 10
 
@@ -206,7 +221,8 @@ def _said(ending: Ending) -> Verdict | None:
         outcome, reason = Outcome(result["outcome"]), Reason(result["reason"])
     except (KeyError, ValueError):
         return None
-    step, detail = result.get("step"), str(result.get("detail") or "")
+    step, detail = _number(result.get("step"), 0, _LARGEST_STEP), _words(result.get("detail"))
+    code = _number(result.get("exit_code"), -_LARGEST_CODE, _LARGEST_CODE)
     if result.get("signal") == "SIGKILL" and ending.host_out_of_memory:
         # Of one of several ranks: their launcher cannot know who sent it.
         reason = Reason.OUT_OF_MEMORY
@@ -215,10 +231,20 @@ def _said(ending: Ending) -> Verdict | None:
         outcome=outcome,
         reason=reason,
         detail=detail[:_MAX_DETAIL],
-        step=step if isinstance(step, int) else ending.step,
-        exit_code=ending.status if ending.status is not None else result.get("exit_code"),
+        step=step if step is not None else ending.step,
+        exit_code=ending.status if ending.status is not None else code,
         resumable=outcome is not Outcome.SUCCEEDED and reason in _RESUMABLE,
     )
+
+
+def _number(value: Any, least: int, largest: int) -> int | None:
+    """The number, where it is one that the API takes."""
+    return value if type(value) is int and least <= value <= largest else None
+
+
+def _words(value: Any) -> str:
+    """The text as it can be sent: half a surrogate pair cannot."""
+    return str(value or "").encode("utf-8", "replace").decode()
 
 
 def _stopped(ending: Ending, said: Verdict | None) -> Verdict:

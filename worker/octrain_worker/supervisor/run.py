@@ -14,11 +14,11 @@ import shutil
 import signal
 import time
 
+from fp8core.stored_json import read_object
 from octrain_worker.api_client import ApiClient, Claim
 from octrain_worker.attempt_folder import (
     AttemptFolder,
     SupervisorRecord,
-    read_json,
     write_private,
 )
 from octrain_worker.settings import WorkerSettings
@@ -239,7 +239,7 @@ class Supervisor:
             return None
         return classify(
             Ending(
-                result=read_json(self._folder.work / "result.json"),
+                result=read_object(self._folder.work / "result.json"),
                 status=trainer.status,
                 cause=stopping.cause,
                 cause_reason=stopping.reason,
@@ -268,10 +268,10 @@ class Supervisor:
         intake.drain()
         for records in TelemetryFile(self._folder).records():
             intake.take(records)
-        earlier = read_json(self._folder.outcome)
+        earlier = Verdict.from_json(read_object(self._folder.outcome))
         if earlier is not None:
-            return Verdict.from_json(earlier)
-        result = read_json(self._folder.work / "result.json")
+            return earlier
+        result = read_object(self._folder.work / "result.json")
         # Who was ended by its node's shutdown was not lost.
         cause = StopCause.SHUTDOWN if self._folder.shutdown.exists() else None
         return classify(Ending(result=result, status=None, step=intake.step, cause=cause))

@@ -12,15 +12,16 @@ successor of this supervisor takes up from there what had not been stored yet.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from octrain_worker.attempt_folder import AttemptFolder, read_json
+from fp8core.stored_json import decode_object, read_object
+from octrain_worker.attempt_folder import AttemptFolder
 from octrain_worker.supervisor.holes import aligned, data_from, punch_hole
+from octrain_worker.supervisor.lines import LONGEST_LINE
 
 __all__ = ["SINKS", "TELEMETRY_BYTES", "TelemetryFile"]
 
@@ -85,7 +86,8 @@ class TelemetryFile:
         kept = [line for line in lines if any(mark in line for mark in _ANNOUNCED)]
         if kept:
             with self._announced.open("ab") as target:
-                target.write(b"".join(kept))
+                # Behind what a crash may have torn: that must not take the next line with it.
+                target.write(b"\n" + b"".join(kept))
                 target.flush()
                 os.fsync(target.fileno())
 
@@ -117,7 +119,8 @@ def _lines(file: BinaryIO, start: int, end: int | None = None) -> Iterator[bytes
     if offset is None:
         return
     file.seek(offset)
-    for line in file:
+    # In pieces where a line is none: a file of zeros is one.
+    while line := file.readline(LONGEST_LINE):
         if end is not None and offset >= end:
             return
         yield line
@@ -125,17 +128,11 @@ def _lines(file: BinaryIO, start: int, end: int | None = None) -> Iterator[bytes
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if isinstance(record, dict) and isinstance(record.get("type"), str):
-        return record
-    return None
+    record = decode_object(line)
+    return record if record is not None and isinstance(record.get("type"), str) else None
 
 
 def _offset(state: Path) -> int:
     """How far a sink has come, as it has written down."""
-    value = read_json(state)
-    offset = value.get("offset") if isinstance(value, dict) else None
-    return offset if isinstance(offset, int) else 0
+    offset = (read_object(state) or {}).get("offset")
+    return offset if type(offset) is int else 0

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8core.storage import ArtifactStore, StoredFile
+from fp8core.stored_json import read_json
 from octrain_worker.api_client import StaleAttempt, retrying
-from octrain_worker.attempt_folder import AttemptFolder, read_json, write_private
+from octrain_worker.attempt_folder import AttemptFolder, write_private
 from octrain_worker.supervisor.link import Link
 
 __all__ = ["Upload", "Uploads"]
@@ -30,6 +31,7 @@ __all__ = ["Upload", "Uploads"]
 logger = logging.getLogger(__name__)
 
 _LONGEST_PAUSE = 15.0
+_LONGEST_NAME = 200
 _TOLD_POLL_SECONDS = 0.05
 
 
@@ -66,7 +68,13 @@ class Uploads:
         self._changed = threading.Condition(self._lock)
         self._waiting: list[Upload] = []
         self._current: Upload | None = None
-        self._registered: set[str] = set(read_json(folder.registered) or ())
+        registered = read_json(folder.registered)
+        # What is not in it is registered once more, to no effect.
+        self._registered = {
+            one
+            for one in (registered if isinstance(registered, list) else [])
+            if isinstance(one, str)
+        }
         self._problem: str | None = None
         self._lost_model: str | None = None
         self._thread = threading.Thread(target=self._run, name="uploads", daemon=True)
@@ -116,8 +124,12 @@ class Uploads:
     def _inside(self, relative: str) -> Path | None:
         """The announced path, if it exists and lies in the workdir."""
         work = self._folder.work.resolve()
-        path = (work / relative).resolve()
-        if path == work or not path.is_relative_to(work) or not path.exists():
+        try:
+            path = (work / relative).resolve()
+            found = path != work and path.is_relative_to(work) and path.exists()
+        except (OSError, ValueError):  # no name of a file: of a record that was damaged
+            found = False
+        if not found:
             logger.warning("announced artifact %r is not in the workdir", relative)
             return None
         return path
@@ -126,6 +138,8 @@ class Uploads:
         relative = str(record.get("path", ""))
         name = Path(relative).name
         if name in ("", "..") or f"checkpoint:{name}" in self._registered:
+            return
+        if not name.isprintable() or len(name) > _LONGEST_NAME:  # of a record that was damaged
             return
         snapshot = self._folder.uploads / name
         # One that is there was linked whole by this supervisor or its predecessor.
