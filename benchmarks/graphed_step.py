@@ -53,7 +53,7 @@ WARM_UP = 4
 FEWEST, MOST = 8, 60  # documents a row
 JOB_STEPS, LOGGED = 80, 5
 DRY = {
-    "cases": "tiny:amp,tiny:te_packed,tiny:te_current",
+    "cases": "tiny:amp,tiny:te_packed",
     "jobs": "tiny:te",
     "steps": 4,
     "length": 64,
