@@ -14,12 +14,13 @@ from fp8core.fusion import check
 from fp8core.fusion.adapter_probe import probed
 from fp8core.fusion.adapters import PlannedAdapters
 from fp8core.fusion.blocks import FusedBlock
+from fp8core.fusion.described import described_blocks
 from fp8core.fusion.parts import BlockParts, FP8AttentionParts, Halves, core_name
 from fp8core.fusion.reach import unreached
-from fp8core.fusion.recognise import attention_elsewhere, describe_block, find_blocks
+from fp8core.fusion.recognise import attention_elsewhere, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
 from fp8core.fusion.sequences import Sequences
-from fp8core.fusion.sight import misread, row_length, sights
+from fp8core.fusion.sight import row_length, sights
 
 __all__ = ["HELD", "MIXED", "BlockRow", "ModelFusion", "fuse"]
 
@@ -135,26 +136,22 @@ def fuse(
     fusion.elsewhere = attention_elsewhere(model, [layer for _, layer in candidates])
     config: Any = getattr(model, "config", None)
     length = row_length(config, length)
-    rotation: tuple[RotaryAngles | None, str | None] | None = None
     with parts.high_precision():
         seen = sights(model, [layer for _, layer in candidates], length)
-    for name, layer in candidates:
+    described = described_blocks(
+        candidates,
+        config,
+        kept=kept,
+        adapted=() if adapters is None else adapters.layers,
+        seen=seen,
+        rotation=lambda: rotary_angles(model, length),
+    )
+    for found in described:
+        name, layer, halves = found.name, found.layer, found.halves
         kind = type(layer).__name__
-        halves = describe_block(name, layer, config)
-        halves.adapted = frozenset() if adapters is None else adapters.layers
-        halves.keep_apart(kept)
-        angles, wrong = None, None
-        if halves.layout.rotated:
-            rotation = rotation or rotary_angles(model, length)
-            angles, wrong = rotation
-        if halves.attention is not None:
-            halves.refuse_attention(wrong or misread(halves.attention, seen.get(id(layer))))
         block = None
-        if angles is None and halves.layout.rotated:
-            # Without them a block cannot be run, and so not be compared.
-            halves.mlp = None
-        elif halves.attention is not None or halves.mlp is not None:
-            block = _proved(name, layer, halves, parts, angles, adapters)
+        if halves.attention is not None or halves.mlp is not None:
+            block = _proved(name, layer, halves, parts, found.angles, adapters)
         if block is not None:
             block.install()
             fusion.blocks.append(block)

@@ -22,18 +22,14 @@ from fp8core.conversion import Decision
 from fp8core.conversion.decide import kept_apart
 from fp8core.data.batch import round_up
 from fp8core.fusion.block_inputs import AskedBlock
+from fp8core.fusion.described import Rotation, described_blocks
 from fp8core.fusion.fuse import MIXED
 from fp8core.fusion.layouts import through
 from fp8core.fusion.parts import AttentionHalf, Halves, MLPHalf, NamedLinear
 from fp8core.fusion.reach import unreached
-from fp8core.fusion.recognise import (
-    NO_BLOCKS,
-    attention_elsewhere,
-    describe_block,
-    find_blocks,
-)
+from fp8core.fusion.recognise import NO_BLOCKS, attention_elsewhere, find_blocks
 from fp8core.fusion.rotary import RotaryAngles, rotary_angles
-from fp8core.fusion.sight import misread, row_length, sights
+from fp8core.fusion.sight import row_length, sights
 from fp8core.models.fusion_twin import refused_of_twin
 from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import AmpRecipe, JobSpec
@@ -136,30 +132,26 @@ def planned_fusion(
     multiple = token_multiple(spec.recipe)
     length = row_length(config, round_up(spec.training.sequence_length, multiple))
     seen = sights(model, [layer for _, layer in candidates], length)
-    rotation: tuple[RotaryAngles | None, str | None] | None = None
-    described: list[tuple[str, nn.Module, Halves]] = []
-    for name, layer in candidates:
-        halves = describe_block(name, layer, config)
-        halves.adapted = adapted
-        halves.keep_apart(kept)
-        angles, wrong = None, None
-        if halves.layout.rotated:
-            rotation = rotation or _rotation(model, length)
-            angles, wrong = rotation
-        if halves.attention is not None:
-            halves.refuse_attention(wrong or misread(halves.attention, seen.get(id(layer))))
-        if halves.layout.rotated and angles is None:
-            halves.mlp = None  # such a block cannot be compared
-        described.append((name, layer, halves))
+    described = list(
+        described_blocks(
+            candidates,
+            config,
+            kept=kept,
+            adapted=adapted,
+            seen=seen,
+            rotation=lambda: _rotation(model, length),
+        )
+    )
     refused = refused_of_twin(model, candidates)
     blocks, reasons = [], []
-    for name, layer, halves in described:
+    for found in described:
+        name, halves = found.name, found.halves
         if name in refused:
             refused[name].take_from(halves)
         # The names of layers differ from block to block, their reasons need not.
         reasons += [reason.replace(f"{name}.", "") for reason in halves.reasons]
         if halves.attention is not None or halves.mlp is not None:
-            blocks.append(PlannedBlock(name, layer, halves))
+            blocks.append(PlannedBlock(name, found.layer, halves))
     elsewhere = attention_elsewhere(model, [layer for _, layer in candidates])
     planned = PlannedFusion(tuple(blocks), len(candidates), tuple(reasons), plain, loss, elsewhere)
     withdrawn = _withdrawn(model, planned)
@@ -203,7 +195,7 @@ def fusion_refusal(spec: JobSpec) -> str | None:
     return None
 
 
-def _rotation(model: Any, length: int) -> tuple[RotaryAngles | None, str | None]:
+def _rotation(model: Any, length: int) -> Rotation:
     """`rotary_angles` of the model's embedding, built again with values."""
     held = nn.ModuleList()
     for module in model.modules():
