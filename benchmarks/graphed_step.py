@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 from peers.octrain_rows import assembled, batch_of, spec_of
+from peers.shapes import SHAPES
 from peers.work import Work, real_text
 from torch import Tensor
 
@@ -43,17 +44,19 @@ from fp8core.training.gradient_graph import GradientGraph, capturing
 from fp8core.training.late_metrics import LateMetrics
 from fp8core.training.learner import Learner, StepTotals
 
+PACKED = ("", "_packed")
 CHANGES: dict[str, dict[str, Any]] = {
     "amp": {"fuse": "auto", "recipe": {"engine": "amp", "dtype": "bf16"}},
     "te": {"fuse": "auto", "output_head": True},
     "te_current": {"fuse": "auto", "recipe": {"engine": "te", "scaling": "current"}},
     "te_fp8_attention": {"fuse": "auto", "output_head": True, "fp8_attention": True},
 }
+CASES = [f"{shape}:{row}{packed}" for shape in SHAPES for row in CHANGES for packed in PACKED]
 WARM_UP = 4
 FEWEST, MOST = 8, 60  # documents a row
 JOB_STEPS, LOGGED = 80, 5
 DRY = {
-    "cases": "tiny:amp,tiny:te_packed,tiny:te_current",
+    "cases": "tiny:amp,tiny:te_packed",
     "jobs": "tiny:te",
     "steps": 4,
     "length": 64,
@@ -315,8 +318,14 @@ def main() -> None:
         if chosen.fail:
             parser.error("--fail has a capture fail, and on a CPU there is none")
         vars(chosen).update(DRY)
+    cases, jobs = (list(filter(None, part.split(","))) for part in (chosen.cases, chosen.jobs))
+    # A job reads documents of its own.
+    of_jobs = [case for case in CASES if not case.endswith("_packed")]
+    for asked, known in ((cases, CASES), (jobs, of_jobs)):
+        if unknown := [case for case in asked if case not in known]:
+            parser.error(f"{unknown[0]} is none of {', '.join(known)}")
     results = []
-    for case in filter(None, chosen.cases.split(",")):
+    for case in cases:
         shape, name = case.split(":")
         try:
             found = row(shape, name, chosen)
@@ -328,7 +337,7 @@ def main() -> None:
         if chosen.out is not None:
             chosen.out.write_text(json.dumps(results, indent=1))
         gc.collect()
-    for case in filter(None, chosen.jobs.split(",")):
+    for case in jobs:
         shape, name = case.split(":")
         for graphs in ("off", "auto"):
             print(json.dumps(job(shape, name, chosen, graphs)), flush=True)

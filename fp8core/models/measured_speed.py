@@ -9,6 +9,8 @@ from fp8core.spec import JobSpec
 
 __all__ = ["measured_speeds"]
 
+_MEASURED_SCALING = "delayed"
+"""That of all rows in FP8 of `benchmarks/train_peers.py`."""
 _WORDS = {
     "fused_head": "blocks fused and the head in FP8",
     "fused": "blocks fused",
@@ -37,7 +39,7 @@ def measured_speeds(
         speeds = nearest_model(name, parameters)
         row = None if speeds is None else _row(speeds, spec, fused)
         if speeds is not None and row is not None:
-            found.append(_quoted(speeds, row, not_graphed))
+            found.append(_quoted(speeds, row, not_graphed, spec.recipe.scaling))
     return found
 
 
@@ -54,10 +56,12 @@ def _row(speeds: ModelSpeeds, spec: JobSpec, fused: bool) -> str | None:
     return next((row for row in likes if row in speeds.tokens_per_second), None)
 
 
-def _quoted(speeds: ModelSpeeds, row: str, not_graphed: str | None) -> dict[str, Any]:
+def _quoted(speeds: ModelSpeeds, row: str, not_graphed: str | None, scaling: str) -> dict[str, Any]:
     otherwise = ""
+    if scaling != _MEASURED_SCALING:
+        otherwise = f"; measured with {_MEASURED_SCALING} scaling, while this job's is {scaling}"
     if row in speeds.graphed and not_graphed is not None:
-        otherwise = (
+        otherwise += (
             "; its steps were replayed as CUDA graphs, and FP8 gains less, if anything, where they "
             f"are not, as here: {not_graphed}"
         )

@@ -29,6 +29,8 @@ SOURCES = {
     "tests.dashboard.screenshots": "tests/dashboard/screenshots.py",
 }
 """Where the modules that are started as programs read their command lines."""
+_BEFORE = r"^(nice -n \S+ |[A-Z_]+=\S+ )+"
+"""What may stand before a command: its priority and its environment."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -61,6 +63,11 @@ def test_the_docs_are_read() -> None:
             "no option --secs",
         ),
         ("    python benchmarks/apis.py", "no file"),
+        ("One run (`nice -n -12 python\nbenchmarks/api.py --rouds 3`):", "no option --rouds"),
+        (
+            "`TOKENIZERS_PARALLELISM=false python benchmarks/prefetch.py --turn 0`",
+            "no option --turn",
+        ),
         ("`.venv/bin/python -m fp8core train spec.json --workdir run`", None),
         ("`python -m fp8core trian spec.json`", "no command trian"),
         ("`python -m tests.chaos --sed 1`", "no option --sed"),
@@ -75,15 +82,22 @@ def test_a_wrong_command_is_seen(text: str, reason: str | None) -> None:
 
 def commands(text: str) -> Iterator[list[str]]:
     """The words of every command of ours that stands in code, continued lines joined."""
-    lines = re.sub(r"\\\n\s*", " ", text).splitlines()
-    spans = [span for line in lines for span in re.findall(r"`([^`]+)`", line)]
-    for code in (*spans, *(line for line in lines if "`" not in line)):
+    for code in _code(re.sub(r"\\\n\s*", " ", text)):
         for part in re.split(r"[;|<>]|&&", re.sub(r"\s#\s.*$", "", code)):
-            command = part.strip().removeprefix(".venv/bin/")
+            command = re.sub(_BEFORE, "", part.strip()).removeprefix(".venv/bin/")
             if "…" not in command and re.match(
                 r"octrain [a-z]|python (-m (?!pytest )|benchmarks/)", command
             ):
                 yield shlex.split(command)
+
+
+def _code(text: str) -> Iterator[str]:
+    """Spans of code, which prose may break where a line ends, and lines of blocks of code."""
+    for block in re.split(r"(?:\n[ \t]*){2,}|^```.*$", text, flags=re.MULTILINE):
+        if "`" in block:
+            yield from re.findall(r"`([^`]+)`", " ".join(block.split()))
+        else:
+            yield from block.splitlines()
 
 
 def refusal(words: list[str]) -> str | None:

@@ -289,6 +289,18 @@ def test_what_is_not_fused_is_compared_with_what_is_not(folder: Path) -> None:
     assert "in FP8 (layer by layer) as in bf16 (blocks fused)," in str(found["says"])
 
 
+def test_a_speed_of_delayed_scaling_is_not_one_of_another(folder: Path) -> None:
+    plant_models(folder, {300_000: {"fused": 150, "octrain_bf16": 100}})
+
+    def says(**recipe: Any) -> str:
+        return str(plan(spec_of(recipe={"engine": "te", **recipe})).measured[0]["says"])
+
+    assert "scaling" not in says()
+    assert says(scaling="current").endswith(
+        "; measured with delayed scaling, while this job's is current"
+    )
+
+
 def test_a_speed_of_replayed_steps_is_not_one_of_others(folder: Path) -> None:
     plant_models(folder, {300_000: {"fused": 150, "octrain_bf16": 100}}, graphed=["fused"])
     on = {"resources": {"device": "cuda"}}

@@ -6,6 +6,7 @@ bit; outputs and gradients within the rounding that a different order of summati
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 from pathlib import Path
@@ -44,6 +45,24 @@ def test_the_traces_hold_what_they_promise() -> None:
     assert META["device"] == "NVIDIA H200"
     size = sum(path.stat().st_size for path in GOLDEN.iterdir())
     assert size < 5_000_000
+    fields = ("model", "amax_history_len", "amax_compute_algo", "margin", "fp8_format")
+    found = [tuple(setting[field] for field in fields) for setting in SETTINGS.values()]
+    histories, algorithms = (1, 4, 16), ("max", "most_recent")
+    every = itertools.product(LAYERS, histories, algorithms, (0, 2), ("HYBRID", "E4M3"))
+    assert sorted(found) == sorted(every)
+    assert {SETTINGS[key]["model"] for key in WITH_TENSORS} == set(LAYERS)
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_a_zero_an_infinity_and_an_outlier_are_among_the_inputs(key: str) -> None:
+    for layer in ("up",) if SETTINGS[key]["model"] == "mlp" else ("query", "key", "value"):
+        amaxes = traces("scales")[f"{key}/{layer}/fwd/amax"][:, 0]
+        assert len(amaxes) == META["steps"] == 20
+        zero, infinity, outlier = (META[f"{kind}_step"] for kind in ("zero", "inf", "outlier"))
+        assert amaxes[zero] == 0
+        assert amaxes[infinity] == torch.inf
+        others = [a for step, a in enumerate(amaxes) if step not in (zero, infinity, outlier)]
+        assert amaxes[outlier] > 200 * max(others)
 
 
 @pytest.mark.parametrize("key", SETTINGS)

@@ -1,0 +1,110 @@
+"""Benchmarks of layers, steps and runs do on a CPU, tiny, what they do on a GPU."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.programs import run
+
+
+def test_layers(tmp_path: Path) -> None:
+    run("gemm_crossover.py", "--dry-run", "--out", str(tmp_path / "layers.json"))
+    columns_are_there(tmp_path / "layers.json", ("bf16", "bf16_host", "emulated"))
+
+
+@pytest.mark.slow
+def test_layers_as_graphs(tmp_path: Path) -> None:
+    words = ("gemm_crossover.py", "--dry-run", "--out", str(tmp_path / "layers.json"))
+    run(*words)
+    run(*words, "--graphed")
+    columns_are_there(tmp_path / "layers.json", ("bf16", "bf16_graphed", "emulated_graphed"))
+
+
+def columns_are_there(table: Path, columns: tuple[str, ...]) -> None:
+    rows = json.loads(table.read_text())["rows"]
+    assert {row["kind"] for row in rows} == {"linear", "norm_linear", "norm_mlp"}
+    for row in rows:
+        assert all(row[column] > 0 for column in columns), row
+
+
+def test_graphed_steps() -> None:
+    ended = run("graphed_step.py", "--dry-run")
+    lines = [json.loads(line) for line in ended.said.splitlines() if line.startswith("{")]
+    steps, jobs = lines[:2], lines[2:]
+    assert [row["row"] for row in steps] == ["amp", "te_packed"]
+    for row in steps:
+        # Nothing differs where the same is computed twice.
+        assert row["eager_again"]["same"]
+        assert row["graphed"]["same"]
+        assert all(last < first for first, last in row["losses"])
+    assert [(row["job"], row["asked"]) for row in jobs] == [("tiny:te", "off"), ("tiny:te", "auto")]
+    assert all(row["milliseconds"] > 0 for row in jobs)
+
+
+def test_health() -> None:
+    ended = run("health_cost.py", "--dry-run", "--periods", "2")
+    assert len(ended.values(r"tiny x 1 emulated: .* ([\d.]+) ms a plain step")) == 1
+
+
+def test_quality(tmp_path: Path) -> None:
+    words = ("quality.py", str(tmp_path), "--dry-run", "--rows", "bf16,delayed", "--steps", "4")
+    ended = run(*words)
+    losses = ended.values(r"\| (?:bf16|delayed) \| ([\d.]+) \|")
+    assert len(losses) == 2
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    rows = [line for line in ended.said.splitlines() if line.startswith("| ")]
+    again = run(*words, "--table")
+    assert [line for line in again.said.splitlines() if line.startswith("| ")] == rows
+
+
+def test_batches_made_ahead() -> None:
+    words = ("--hidden", "64", "--layers", "1", "--steps", "28", "--turns", "1", "--length", "64")
+    ended = run("prefetch.py", *words)
+    for what in ("a batch alone", "a step, batch made in it", "a step, batches made ahead"):
+        ended.values(rf"{what} +([\d.]+) ms mean of")
+
+
+def test_saves() -> None:
+    ended = run("saving.py", "--hidden", "64", "--layers", "1", "--saves", "1", "--every", "1")
+    assert len(ended.values(r"blocked, written .*?([\d.]+) ms median of 1")) == 2
+
+
+def test_records() -> None:
+    ended = run("telemetry.py", "--steps", "5", "--step-seconds", "0.01")
+    assert len(ended.values(r"on cpu: median +([\d.]+) us")) == 3
+
+
+@pytest.mark.slow
+def test_adapters() -> None:
+    words = ("--small", "--engines", "amp", "--layers", "1", "--steps", "1", "--length", "64")
+    ended = run("adapter_steps.py", *words, "--targets", "qv")
+    assert len(ended.values(r"amp +qv +fuse (?:none|auto) +([\d,]+) tokens/s")) == 2
+
+
+@pytest.mark.slow
+def test_encoders() -> None:
+    words = ("--small", "--engines", "amp", "--dropouts", "0", "--rows", "2", "--length", "64")
+    ended = run("encoder_steps.py", *words, "--steps", "1")
+    assert len(ended.values(r"amp +fuse (?:none|auto) dropout 0: +([\d,]+) tok/s")) == 2
+
+
+@pytest.mark.slow
+def test_emulated_steps() -> None:
+    sizes = ("--hidden", "32", "--layers", "1", "--batch", "1", "--length", "32")
+    ended = run("emulated_step.py", *sizes, "--vocabulary", "64", "--steps", "2", "--threads", "1")
+    assert len(ended.values(r" ([\d.]+) x fp32 +loss ([\d.]+)")) == 8
+
+
+@pytest.mark.slow
+def test_estimates() -> None:
+    ended = run("plan_memory.py", "--dry", "--only", "125M")
+    assert len(ended.values(r"125M (?:te|bf16) +estimate ([\d.]+) GiB")) == 2
+
+
+@pytest.mark.slow
+def test_faults_of_a_peer() -> None:
+    ended = run("accelerate_faults.py", "--only", "1")
+    assert "octrain: 1 right" in ended.said
