@@ -45,6 +45,8 @@ class ConvertedLayers:
         for name in names:
             for modules in (self.fused, self.linears, self.attentions):
                 modules.pop(name, None)
+            if self.own is not None:
+                self.own.forget(name)
 
     def take_fused(self, name: str, module: Any, gemms: tuple[str, ...]) -> None:
         module.__dict__["_gemms"] = gemms

@@ -56,16 +56,56 @@ class OperandUse:
         )
 
 
-class OverrideLinear(nn.Module):
+class _ChosenGemms(nn.Module):
     """``y = x W^T + b`` with FP8 GEMMs except those that ``override`` names.
 
     Args:
-        weight: ``[out_features, in_features]``, shared with the layer that is replaced.
-        bias: ``[out_features]`` or None.
         override: (fprop, dgrad, wgrad), True is high precision; never all three.
         make_quantizer: asked at each forward pass, a recomputed one too, and each backward pass.
         is_enabled: whether FP8 is on now; where it is not, this is a plain Linear.
     """
+
+    def __init__(
+        self, override: Override, make_quantizer: QuantizerFactory, is_enabled: Callable[[], bool]
+    ) -> None:
+        super().__init__()
+        self.override = override
+        self._make_quantizer = make_quantizer
+        self._is_enabled = is_enabled
+
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        """``[out_features, in_features]`` and the bias ``[out_features]``, or None."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``[..., in_features]`` to ``[..., out_features]``, in the autocast dtype."""
+        weight, bias = self._weights()
+        if not self._is_enabled():
+            return nn.functional.linear(input, weight, bias)
+        dtype = (
+            torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
+        )
+        with torch.autocast("cuda", enabled=False):
+            rows = input.reshape(-1, weight.shape[1])
+            output = _ThreeGemms.apply(
+                rows, weight, bias, dtype, self.override, self._make_quantizer
+            )
+        return output.view(*input.shape[:-1], weight.shape[0])
+
+    def extra_repr(self) -> str:
+        weight, bias = self._weights()
+        names = [
+            n for n, high in zip(("fprop", "dgrad", "wgrad"), self.override, strict=True) if high
+        ]
+        return (
+            f"in_features={weight.shape[1]}, out_features={weight.shape[0]}, "
+            f"bias={bias is not None}, high_precision={'+'.join(names)}"
+        )
+
+
+class OverrideLinear(_ChosenGemms):
+    """A Linear over Parameters of its own: ``weight`` ``[out_features, in_features]``, which it
+    shares with the layer that is replaced, and ``bias`` ``[out_features]`` or None."""
 
     def __init__(
         self,
@@ -75,37 +115,35 @@ class OverrideLinear(nn.Module):
         make_quantizer: QuantizerFactory,
         is_enabled: Callable[[], bool],
     ) -> None:
-        super().__init__()
+        super().__init__(override, make_quantizer, is_enabled)
         self.weight = weight
         self.bias: nn.Parameter | None
         self.register_parameter("bias", bias)
         self.out_features, self.in_features = weight.shape
-        self.override = override
-        self._make_quantizer = make_quantizer
-        self._is_enabled = is_enabled
 
-    def forward(self, input: Tensor) -> Tensor:
-        """``[..., in_features]`` to ``[..., out_features]``, in the autocast dtype."""
-        if not self._is_enabled():
-            return nn.functional.linear(input, self.weight, self.bias)
-        dtype = (
-            torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else input.dtype
-        )
-        with torch.autocast("cuda", enabled=False):
-            rows = input.reshape(-1, self.in_features)
-            output = _ThreeGemms.apply(
-                rows, self.weight, self.bias, dtype, self.override, self._make_quantizer
-            )
-        return output.view(*input.shape[:-1], self.out_features)
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        return self.weight, self.bias
 
-    def extra_repr(self) -> str:
-        names = [
-            n for n, high in zip(("fprop", "dgrad", "wgrad"), self.override, strict=True) if high
-        ]
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, high_precision={'+'.join(names)}"
-        )
+
+class JoinedOverrideLinear(_ChosenGemms):
+    """Several Linears of one input as one: ``weights`` gives theirs, side by side, at each pass."""
+
+    def __init__(
+        self,
+        weights: Callable[[], tuple[Tensor, Tensor | None]],
+        override: Override,
+        make_quantizer: QuantizerFactory,
+        is_enabled: Callable[[], bool],
+    ) -> None:
+        super().__init__(override, make_quantizer, is_enabled)
+        self._joined = weights
+
+    @property
+    def weight(self) -> Tensor:
+        return self._joined()[0]
+
+    def _weights(self) -> tuple[Tensor, Tensor | None]:
+        return self._joined()
 
 
 class _ThreeGemms(torch.autograd.Function):

@@ -60,6 +60,10 @@ class OwnDelayedState:
                 ),
             )
 
+    def forget(self, name: str) -> None:
+        for states in (self.forward, self.backward):
+            states.pop(name, None)
+
     def quantizer(self, name: str, tensor: str, first_run: ForwardScales | None) -> Any:
         """That of a layer's ``input``, ``weight`` or ``grad_output``, which stages its amax.
 

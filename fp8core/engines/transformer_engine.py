@@ -24,7 +24,11 @@ from fp8core.engines.te_availability import availability
 from fp8core.engines.te_figures import Figures
 from fp8core.engines.te_layers import ConvertedLayers
 from fp8core.engines.te_modules import make_linear, make_norm
-from fp8core.engines.te_override import OverrideLinear, current_quantizer
+from fp8core.engines.te_override import (
+    JoinedOverrideLinear,
+    OverrideLinear,
+    current_quantizer,
+)
 from fp8core.engines.te_recipe import feature_multiple, native_recipe
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import (
@@ -123,7 +127,7 @@ class TransformerEngine:
                 linear.weight,  # type: ignore[arg-type]  # annotated Tensor by torch, a Parameter
                 linear.bias,
                 self._override,
-                lambda tensor: self._quantizer(name, tensor),
+                functools.partial(self._quantizer, name),
                 self._is_enabled,
             )
         else:
@@ -137,8 +141,8 @@ class TransformerEngine:
 
     def fusion_refusal(self) -> str | None:
         """Why no block is fused under this recipe, or None."""
-        if self._override != ALL_FP8:
-            return "override_linear_precision speaks of single Linear layers"
+        if self._override == HIGH_PRECISION:
+            return "override_linear_precision keeps all three GEMMs in high precision"
         if getattr(self.recipe, "backward_override", None) is not None:
             return "Transformer Engine's LayerNormMLP has no backward_override"
         return None
@@ -150,7 +154,7 @@ class TransformerEngine:
         attention = FP8Attention(
             self._in_recipe, scale_gradients, self._layers.attentions.__setitem__, forget_modules
         )
-        return TEParts(
+        arguments = (
             self._layers.take_fused,
             self._layers.forget,
             self.convert_linear,
@@ -158,6 +162,22 @@ class TransformerEngine:
             self.compute_dtype,
             attention if self.fp8_attention else None,
         )
+        if self._override == ALL_FP8:
+            return TEParts(*arguments)
+        from fp8core.fusion.te_overridden import OverriddenParts
+
+        return OverriddenParts(self._joined_linear, self.compute_dtype, *arguments)
+
+    def _joined_linear(
+        self, name: str, weights: Callable[[], tuple[Tensor, Tensor | None]]
+    ) -> nn.Module:
+        if self._own is not None:
+            self._own.add(name)
+        layer = JoinedOverrideLinear(
+            weights, self._override, functools.partial(self._quantizer, name), self._is_enabled
+        )
+        self._layers.linears[name] = layer
+        return layer
 
     def _in_recipe(self) -> AbstractContextManager[None]:
         context: AbstractContextManager[None] = self._te.autocast(

@@ -107,7 +107,8 @@ class FusedMLP:
         self._bare = beside.bare(passed_by)
         self.norm_mlp: Any
         # One module for both GEMMs would compute GELU in its tanh approximation.
-        if half.activation == "gelu_erf" or beside.adapters(linears) is not None:
+        in_one = parts.mlp_in_one and half.activation != "gelu_erf"
+        if not in_one or beside.adapters(linears) is not None:
             self.norm_mlp = SteppedMLP(half, parts, beside)
         elif half.returns_norm:
             self.norm_mlp = parts.norm_mlp_and_norm(half)

@@ -37,7 +37,14 @@ from fp8core.fusion.sequences import Sequences
 from fp8core.fusion.te_attention import TEAttention
 from fp8core.fusion.turns import Turns
 
-__all__ = ["HighPrecisionParts", "PyTorchAttention", "active", "refusal"]
+__all__ = [
+    "HighPrecisionParts",
+    "PyTorchAttention",
+    "active",
+    "normalise",
+    "raise_unless_taken",
+    "refusal",
+]
 
 _KERNELS = [
     SDPBackend.CUDNN_ATTENTION,
@@ -68,6 +75,7 @@ class HighPrecisionParts:
         "linear": "Linear",
         "norm_mlp": "NormMLP",
     }
+    mlp_in_one: ClassVar[bool] = True
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -103,13 +111,13 @@ class HighPrecisionParts:
         norm = describe_norm(own)
         if isinstance(norm, str):
             raise TypeError(norm)
-        _raise_unless_taken(norm)
+        raise_unless_taken(norm)
         as_it_stands = own_head_norm(half, name)
 
         def kernel(heads: Tensor) -> Tensor:
             if half.module._modules[name] is not own:
                 return as_it_stands(heads)
-            return _norm(heads, norm, self._dtype)
+            return normalise(heads, norm, self._dtype)
 
         return kernel
 
@@ -217,12 +225,12 @@ class NormLinear(nn.Module):
         and_norm: bool = False,
     ) -> None:
         super().__init__()
-        _raise_unless_taken(norm)
+        raise_unless_taken(norm)
         self._linears = tuple(linears)
         self._norm, self._dtype, self._and_norm = norm, dtype, and_norm
 
     def forward(self, x: Tensor) -> Any:
-        normalised = _norm(x, self._norm, self._dtype)
+        normalised = normalise(x, self._norm, self._dtype)
         output = F.linear(normalised, *joined(self._linears))
         return (output, normalised) if self._and_norm else output
 
@@ -232,12 +240,12 @@ class NormMLP(nn.Module):
 
     def __init__(self, half: MLPHalf, dtype: torch.dtype, *, and_norm: bool = False) -> None:
         super().__init__()
-        _raise_unless_taken(half.norm)
+        raise_unless_taken(half.norm)
         self._half, self._dtype, self._and_norm = half, dtype, and_norm
 
     def forward(self, x: Tensor) -> Any:
         half = self._half
-        normalised = _norm(x, half.norm, self._dtype)
+        normalised = normalise(x, half.norm, self._dtype)
         inner = F.linear(normalised, *joined(half.inputs))
         activated = active(inner, half.activation)
         output = F.linear(activated, half.down.weight, half.down.bias)
@@ -255,13 +263,15 @@ def active(inner: Tensor, activation: Activation) -> Tensor:
     return gated(inner, activation)
 
 
-def _norm(x: Tensor, norm: NormDescription, dtype: torch.dtype) -> Tensor:
+def normalise(x: Tensor, norm: NormDescription, dtype: torch.dtype) -> Tensor:
+    """``x``, normalised in one pass over memory, in ``dtype``."""
     from fp8core.fusion.norm_kernel import normalised  # needs Triton
 
     return normalised(x, norm, dtype)
 
 
-def _raise_unless_taken(norm: NormDescription) -> None:
+def raise_unless_taken(norm: NormDescription) -> None:
+    """ValueError for a norm that `normalise` has no kernel for."""
     from fp8core.fusion.norm_kernel import takes  # needs Triton
 
     if not takes(norm):

@@ -181,6 +181,8 @@ class BlockParts(Protocol):
 
     kinds: ClassVar[Mapping[str, str]]
     """The class names of ``norm_linear``, ``linear`` and ``norm_mlp``, for the report."""
+    mlp_in_one: ClassVar[bool]
+    """Whether both GEMMs of an MLP may be one part; else ``norm_mlp`` is not asked for."""
 
     def norm_linear(
         self, norm: NormDescription, linears: Sequence[NamedLinear], name: str

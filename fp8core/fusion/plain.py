@@ -40,6 +40,7 @@ class PlainParts:
         "linear": "Linear",
         "norm_mlp": "NormMLP",
     }
+    mlp_in_one: ClassVar[bool] = True
 
     def norm_linear(
         self, norm: NormDescription, linears: Sequence[NamedLinear], name: str

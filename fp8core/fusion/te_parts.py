@@ -67,6 +67,7 @@ class TEParts:
         "linear": "Linear",
         "norm_mlp": "LayerNormMLP",
     }
+    mlp_in_one: ClassVar[bool] = True
 
     def __init__(
         self,

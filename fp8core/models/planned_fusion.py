@@ -188,8 +188,8 @@ def fusion_refusal(spec: JobSpec) -> str | None:
         return None
     if spec.recipe.engine != "te":
         return f"the engine {spec.recipe.engine} has no fused blocks"
-    if any(getattr(spec.recipe, "override_linear_precision", ())):
-        return "override_linear_precision speaks of single Linear layers"
+    if all(getattr(spec.recipe, "override_linear_precision", (False,))):
+        return "override_linear_precision keeps all three GEMMs in high precision"
     if getattr(spec.recipe, "backward_override", None) is not None:
         return "Transformer Engine's LayerNormMLP has no backward_override"
     return None
@@ -223,6 +223,19 @@ def fused_forward(
         weight = next(layer.parameters())
         copies = 0 if weight.dtype == compute else compute.itemsize
 
+    override = getattr(spec.recipe, "override_linear_precision", (False,) * 3)
+    chosen = not plain and any(override)
+    # What a GEMM of the backward pass in high precision reads is kept in that.
+    in_high = plain or (chosen and override[2])
+
+    def keeps_of(keeps: _Keeps) -> _Keeps:
+        # GEMMs whose precision is chosen keep their input for frozen weights too.
+        return (
+            replace(keeps, always=keeps.always + keeps.if_trained, if_trained=())
+            if chosen
+            else keeps
+        )
+
     names = list(inspect.signature(type(layer).forward).parameters)[2:]
 
     def forward(hidden: Tensor, *positional: Any, **options: Any) -> Tensor:
@@ -232,15 +245,15 @@ def fused_forward(
             assert attention is not None
             linears = (*attention.inputs, attention.o)
             # Kernels without FP8 read their input in whatever dtype it has.
-            given = x if plain and attention.norm is not None else x.to(compute)
-            keeps = _attention_keeps(attention, plain, adapted)
+            given = x if (plain or chosen) and attention.norm is not None else x.to(compute)
+            keeps = keeps_of(_attention_keeps(attention, in_high, adapted))
             return _fused(given, keeps, copies, compute, linears, adapted)
 
         def multiply(x: Tensor) -> Any:
             assert mlp is not None
             linears = (*mlp.inputs, mlp.down)
-            given = x if plain else x.to(compute)
-            keeps = _mlp_keeps(mlp, by_blocks, plain, adapted)
+            given = x if plain or chosen else x.to(compute)
+            keeps = keeps_of(_mlp_keeps(mlp, by_blocks, in_high, adapted, in_one=not chosen))
             output = _fused(given, keeps, copies, compute, linears, adapted)
             # What the norm gives is one tensor more, that nothing keeps.
             return (output, output.detach().clone()) if mlp.returns_norm else output
@@ -295,7 +308,9 @@ def _attention_keeps(half: AttentionHalf, plain: bool, adapted: frozenset[str]) 
     return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=normed or has_any)
 
 
-def _mlp_keeps(half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[str]) -> _Keeps:
+def _mlp_keeps(
+    half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[str], *, in_one: bool
+) -> _Keeps:
     hidden, inner = half.inputs[0].in_features, half.down.in_features
     always: tuple[tuple[int, torch.dtype | None], ...] = (
         (1, _FP32),
@@ -307,7 +322,7 @@ def _mlp_keeps(half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[s
         always += ((inner, None),)  # the adapter's input
     if plain:
         return _Keeps(always, ((hidden, None), (inner, None)))
-    if half.activation == "gelu_erf":
+    if half.activation == "gelu_erf" or not in_one:
         return _Keeps(always, ((hidden, _FP8), (inner, _FP8)))
     # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.
     product = 2 * inner if by_blocks else inner

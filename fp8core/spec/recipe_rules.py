@@ -32,7 +32,7 @@ def _fp8_attention_is_fused(spec: JobSpec) -> Iterator[Problem]:
     if any(getattr(spec.recipe, "override_linear_precision", ())):
         yield conflict(
             "/recipe/fp8_dpa",
-            f"{needed}override_linear_precision, which speaks of single Linear layers",
+            "attention in FP8 beside override_linear_precision has not been tried; leave one out",
         )
     if getattr(spec.recipe, "backward_override", None) is not None:
         yield conflict("/recipe/fp8_dpa", f"{needed}backward_override, which no fused MLP has")

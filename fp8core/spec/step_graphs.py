@@ -37,6 +37,8 @@ def _of_recipe(spec: JobSpec) -> str | None:
     if recipe.engine != "te" or recipe.scaling not in ("delayed", "current", "block"):
         how = recipe.engine if recipe.engine != "te" else f"scaling {recipe.scaling}"
         return f"steps with {how} were not measured as a graph"
+    if any(getattr(recipe, "override_linear_precision", ())):
+        return "steps with override_linear_precision were not measured as a graph"
     if recipe.scaling == "delayed" and recipe.interval != 1:
         return "with recipe.interval the host counts the updates of scales"
     return None

@@ -43,6 +43,11 @@ pytestmark = [
 RECIPES: dict[str, dict[str, Any]] = {
     "delayed": {"engine": "te", "scaling": "delayed", "amax_history_len": 4},
     "current": {"engine": "te", "scaling": "current"},
+    "override": {
+        "engine": "te",
+        "amax_history_len": 4,
+        "override_linear_precision": [False, False, True],
+    },
     "amp": {"engine": "amp", "dtype": "bf16"},
 }
 
@@ -63,7 +68,7 @@ def made(
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3"])
-@pytest.mark.parametrize("recipe", ["delayed", "amp"])
+@pytest.mark.parametrize("recipe", ["delayed", "override", "amp"])
 def test_blocks_with_adapters_are_fused_and_err_no_more_than_plain_ones(
     recipe: str, family: str
 ) -> None:
@@ -165,7 +170,7 @@ def test_state_and_health_are_by_the_gemms_of_the_base() -> None:
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("recipe", ["delayed", "amp"])
+@pytest.mark.parametrize("recipe", ["delayed", "override", "amp"])
 def test_a_job_exports_what_an_unfused_one_does(
     recipe: str,
     job: Callable[..., Path],
@@ -199,5 +204,5 @@ def test_a_job_exports_what_an_unfused_one_does(
     assert max(apart.values()) < 0.25, apart
     table = json.loads((works["auto"] / "precision.json").read_bytes())["rows"]["gemm_compute"]
     base = [k for k in table["layers"] if k["converted"] and not k["adapter"]]
-    assert sum(k["layers"] for k in base) == (14 if recipe == "delayed" else 0)
+    assert sum(k["layers"] for k in base) == (0 if recipe == "amp" else 14)
     assert all(gemm["gemm"] != "wgrad" for k in base for gemm in k["gemms"])

@@ -252,13 +252,31 @@ def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
     adapted = plan(make_spec(llama_config, recipe=te, adapter={"target_modules": ["*.q_proj"]}))
     assert (adapted.fusion["fused"], adapted.fusion["not_because"]) == (2, {})
     for fields in (
-        {"override_linear_precision": [False, False, True]},
+        {"override_linear_precision": [True, True, True]},
         {"scaling": "block", "backward_override": "dequantized"},
     ):
         made = plan(make_spec(llama_config, recipe={**te, **fields})).fusion
         assert made["fused"] == 0
         (reason,) = made["not_because"]
         assert next(field for field in fields if field != "scaling") in reason
+    chosen = {**te, "override_linear_precision": [False, False, True]}
+    made = plan(make_spec(llama_config, recipe=chosen)).fusion
+    assert (made["fused"], made["not_because"]) == (2, {})
+
+
+def test_what_a_fused_block_of_chosen_gemms_keeps(make_spec, llama_config):
+    """The input of a GEMM whose wgrad is in bf16 is kept in that, and in FP8 else."""
+    kept = {}
+    for override in ([False, True, False], [False, True, True]):
+        recipe = {"engine": "te", "override_linear_precision": override}
+        training = {"precision": "throughput", "batch_size": 1, "sequence_length": 128}
+        made = plan(make_spec(llama_config, recipe=recipe, training=training))
+        assert made.fusion["fused"] == 2
+        kept[override[2]] = made.memory["activations"]
+    # A token of a block: what goes into q, k, v, into gate and up, and into down takes a byte more;
+    # what goes into o is attention's output, which is kept in bf16 in any case.
+    more = 64 + 64 + 160 - 64
+    assert kept[True] - kept[False] == 2 * 128 * more
 
 
 def test_bf16_is_fused_on_a_gpu_and_the_loss_whatever_becomes_of_the_blocks(

@@ -1,0 +1,196 @@
+"""`override_linear_precision` in fused blocks: the named GEMMs by their kernels, and training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fp8core.conversion import convert, restore
+from fp8core.data.attention import model_inputs
+from fp8core.engines.te_override import OperandUse
+from fp8core.engines.transformer_engine import TransformerEngine
+from fp8core.fusion import fused_inputs
+from fp8core.spec import Conversion
+from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from tests.fp8core.fusion.test_te_fusion_gpu import (
+    DEVICE,
+    FAMILIES,
+    LAYERS,
+    _recipe,
+    batch_of,
+    loss_of,
+    make,
+    reasons,
+    train,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+GEMMS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+OVERRIDES = [
+    (False, False, True),
+    (False, True, False),
+    (False, True, True),
+    (True, False, False),
+    (True, False, True),
+    (True, True, False),
+]
+SCALINGS: dict[str, dict[str, Any]] = {
+    "delayed": {"scaling": "delayed", "amax_history_len": 4},
+    "current": {"scaling": "current"},
+}
+
+
+def converted(
+    override: tuple[bool, bool, bool],
+    scaling: str = "delayed",
+    family: str = "Llama",
+    fuse: str = "auto",
+    **more: Any,
+) -> tuple[Any, TransformerEngine, Any]:
+    recipe = {**SCALINGS[scaling], "override_linear_precision": list(override), **more}
+    model, engine = make(family), TransformerEngine(_recipe(recipe), DEVICE)
+    report = convert(model, engine, Conversion.model_validate({"fuse": fuse}))
+    if fuse == "auto":
+        assert reasons(report) == [None] * LAYERS
+    return model, engine, report
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("override", OVERRIDES)
+def test_the_named_gemms_of_fused_blocks_run_in_high_precision(
+    override: tuple[bool, bool, bool], scaling: str
+) -> None:
+    model, engine, _ = converted(override, scaling)
+    train(engine, model, 2)
+    batch = batch_of(5, packed=False)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        loss_of(engine, model, batch, None).backward()
+        torch.cuda.synchronize()
+    engine.after_backward()
+    kernels = {event.key: event.count for event in profile.key_averages()}
+    forward = sum(count for name, count in kernels.items() if "_qqtst_" in name)
+    backward = sum(count for name, count in kernels.items() if "_qrtst_" in name)
+    fprop, dgrad, wgrad = override
+    assert forward == 4 * LAYERS * (not fprop), kernels
+    assert backward == 4 * LAYERS * ((not dgrad) + (not wgrad)), kernels
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("override", [(False, False, True), (True, False, False)])
+def test_fused_training_follows_the_plain_one(
+    override: tuple[bool, bool, bool], scaling: str
+) -> None:
+    found = {}
+    for fuse in ("none", "auto"):
+        model, engine, _ = converted(override, scaling, fuse=fuse)
+        found[fuse] = train(engine, model, 8)
+    print(override, scaling, found)
+    assert found["auto"][7] < found["auto"][1] * 0.98
+    for own, other in zip(found["auto"], found["none"], strict=True):
+        assert abs(own - other) < 0.05 * other
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_every_family_trains(family: str) -> None:
+    model, engine, _ = converted((False, False, True), family=family)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    losses = train(engine, model, 6, accumulation=2)
+    assert losses[-2] < losses[0]
+    for name, parameter in model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+
+
+def test_state_goes_out_and_comes_back_bit_for_bit() -> None:
+    model, engine, _ = converted((False, True, False))
+    train(engine, model, 3)
+    state, weights = engine.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+    for layer in range(LAYERS):
+        for gemm in GEMMS:
+            assert f"model.layers.{layer}.{gemm}/forward/scale" in state
+    assert not [name for name in state if "q_proj/" in name and "qkv_proj/" not in name]
+    expected = loss_of(engine, model, batch_of(7, packed=True), None).item()
+    other, fresh, _ = converted((False, True, False))
+    other.load_state_dict(weights)
+    fresh.load_state_dict(state)
+    assert loss_of(fresh, other, batch_of(7, packed=True), None).item() == expected
+
+
+@pytest.mark.parametrize("override", [(False, False, True), (False, True, False)])
+def test_scales_change_with_the_interval_and_histories_each_step(
+    override: tuple[bool, bool, bool],
+) -> None:
+    model, engine, _ = converted(override, interval=3, amax_compute_algo="most_recent")
+    name = "model.layers.0.mlp.down_proj/forward"
+    changed, advanced, before = set(), set(), None
+    for step in range(7):
+        train(engine, model, 1)
+        state = engine.state_dict()
+        now = state[f"{name}/scale"][0].item(), state[f"{name}/amax_history"][-1, 0].item()
+        if before is not None:
+            changed |= {step} if now[0] != before[0] else set()
+            advanced |= {step} if now[1] != before[1] else set()
+        before = now
+    assert changed == {3, 6}
+    assert len(advanced) >= 5
+
+
+def test_recomputed_blocks_stage_no_amax_and_change_no_loss() -> None:
+    losses, states = [], []
+    for checkpointing in (False, True):
+        model, engine, _ = converted((False, False, True))
+        if checkpointing:
+            enable_gradient_checkpointing(model, engine)
+        losses.append(train(engine, model, 4))
+        states.append(engine.state_dict())
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=0.01, atol=0)
+    for key, value in states[0].items():
+        if key.endswith("/forward/amax_history"):
+            torch.testing.assert_close(states[1][key], value, rtol=0.05, atol=0, msg=key)
+
+
+@pytest.mark.parametrize("override", [(False, False, True), (True, False, True)])
+def test_health_names_the_tensors_that_some_gemm_reads_in_fp8(
+    override: tuple[bool, bool, bool],
+) -> None:
+    model, engine, _ = converted(override)
+    train(engine, model, 2)
+    engine.record_health(True)
+    loss_of(engine, model, batch_of(5, packed=False), None).backward()
+    engine.after_backward()
+    figures = engine.health()
+    engine.record_health(False)
+    use = OperandUse.of(override)
+    read = {"input": use.input, "weight": use.weight, "grad_output": use.grad_output}
+    for gemm in GEMMS:
+        for tensor, is_read in read.items():
+            prefix = f"fp8/model.layers.0.{gemm}/{tensor}"
+            assert (f"{prefix}/amax" in figures) is is_read, prefix
+            if is_read:
+                assert 0 < figures[f"{prefix}/amax"] < float("inf"), prefix
+                assert 0.0 <= figures[f"{prefix}/underflow"] < 0.5, prefix
+
+
+def test_evaluation_is_in_high_precision_and_the_plain_model_comes_back() -> None:
+    model, engine, report = converted((False, False, True))
+    train(engine, model, 2)
+    batch = batch_of(3, packed=True)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        with torch.no_grad(), engine.evaluation_context():
+            inputs = fused_inputs(model, batch, torch.bfloat16)
+            fused = model(**{"use_cache": False, **inputs}).logits
+        torch.cuda.synchronize()
+    assert not [event.key for event in profile.key_averages() if "_qqtst_" in event.key]
+    restore(model, report)
+    assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
+    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
+        plain = model(**model_inputs(batch, model.config, torch.bfloat16)).logits
+    real = batch.document_ids >= 0
+    apart = (fused[real].float() - plain[real].float()).norm() / plain[real].float().norm()
+    assert float(apart) < 0.03
