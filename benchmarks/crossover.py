@@ -69,6 +69,7 @@ def kept(found: dict[str, Any], chosen: argparse.Namespace, date: str) -> dict[s
         "host_milliseconds": round(found["host_milliseconds"], 1),
         "milliseconds": round(found["milliseconds"], 1),
         "date": date,
+        **({"graphed": True} if found["graphed"] else {}),
     }
 
 

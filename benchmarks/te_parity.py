@@ -200,9 +200,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--only", nargs="+", help="some of the runs, an octrain one among them")
+    some = "some of the runs, an octrain one among them"
+    parser.add_argument("--only", nargs="+", choices=WAYS, default=list(WAYS), help=some)
     parser.add_argument("--plot", action="store_true", help="draw what an earlier run left in OUT")
     arguments = parser.parse_args()
+    if not any(name.startswith("octrain") for name in arguments.only):
+        parser.error("--only needs an octrain run: the others take its tokenizer")
     folder: Path = arguments.out
     if arguments.plot:
         runs = read(folder / "losses.csv")
@@ -219,25 +222,27 @@ def main() -> None:
         train_all(work, steps, folder, arguments.only)
 
 
-def train_all(work: Path, steps: int, folder: Path, only: list[str] | None) -> None:
-    """Octrain first: the others take its tokenizer."""
-    ways: dict[str, Callable[[], list[float]]] = {
-        "octrain-plain": lambda: octrain(work, steps, "none"),
-        "octrain": lambda: octrain(work, steps),
-        "te-layers": lambda: by_hand(work, steps, blocks=True),
-        "te": lambda: by_hand(work, steps),
-        "te-again": lambda: by_hand(work, steps),
-        "bf16": lambda: by_hand(work, steps, fp8=False),
-        "accelerate": lambda: accelerated(work, steps),
-        "te-fused": lambda: by_hand(work, steps, fused=True),
-    }
+# Octrain first: the others take its tokenizer.
+WAYS: dict[str, Callable[[Path, int], list[float]]] = {
+    "octrain-plain": lambda work, steps: octrain(work, steps, "none"),
+    "octrain": lambda work, steps: octrain(work, steps),
+    "te-layers": lambda work, steps: by_hand(work, steps, blocks=True),
+    "te": lambda work, steps: by_hand(work, steps),
+    "te-again": lambda work, steps: by_hand(work, steps),
+    "bf16": lambda work, steps: by_hand(work, steps, fp8=False),
+    "accelerate": lambda work, steps: accelerated(work, steps),
+    "te-fused": lambda work, steps: by_hand(work, steps, fused=True),
+}
+
+
+def train_all(work: Path, steps: int, folder: Path, only: list[str]) -> None:
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {ROWS} x {LENGTH} tokens")
     runs: dict[str, list[float]] = {}
-    for name, way in ways.items():
-        if only and name not in only:
+    for name, way in WAYS.items():
+        if name not in only:
             continue
         started = time.perf_counter()
-        runs[name] = way()
+        runs[name] = way(work, steps)
         print(f"{name}: {time.perf_counter() - started:.1f} s", flush=True)
         write(runs, folder / "losses.csv")
         torch.cuda.empty_cache()

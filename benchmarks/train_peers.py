@@ -84,6 +84,8 @@ def run_row(
         "milliseconds": median,
         "tokens_per_second": chosen.batch * chosen.length * 1000 / median,
         "spread": (max(milliseconds) - min(milliseconds)) / median,
+        # Of the steps that are measured, most.
+        "graphed": getattr(step, "replayed", 0) > len(milliseconds) / 2,
         "peak_gib": clock.peak_gib(),
         "host_milliseconds": statistics.median(enqueued[chosen.warm_up :]) * 1000,
         "build_seconds": built,

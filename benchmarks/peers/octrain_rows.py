@@ -112,7 +112,22 @@ class _Told(SilentTelemetry):
         print(message)
 
 
-def octrain(work: Work, **changes: Any) -> Step:
+class OctrainStep:
+    """A step of the product's loop, and how many were replayed as CUDA graphs so far."""
+
+    def __init__(self, step: Step, graphs: StepGraphs) -> None:
+        self._step = step
+        self._graphs = graphs
+
+    def __call__(self, number: int) -> Tensor:
+        return self._step(number)
+
+    @property
+    def replayed(self) -> int:
+        return int(self._graphs.to_json()["replayed_steps"])
+
+
+def octrain(work: Work, **changes: Any) -> OctrainStep:
     """The product's own loop body: `assemble`, `Learner`, figures a step late, CUDA graphs."""
     # Sixteen documents of unequal length in each row.
     squares = torch.linspace(0.0, 1.0, 17)[1:-1].square() * work.length
@@ -135,7 +150,7 @@ def octrain(work: Work, **changes: Any) -> Step:
         learner.update(number, norm, unless=bad)
         return loss.clone()  # a graph writes the next one over it
 
-    return step
+    return OctrainStep(step, graphs)
 
 
 def _say_what_is_fused(conversion: ConversionReport) -> None:

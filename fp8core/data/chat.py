@@ -9,12 +9,14 @@ the very same text. The targets are the message and the special token that ends 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fp8core.data.template_work import TemplateWorkExceeded, counting_template, limited, rendering
 from fp8core.data.tokenizers import Encoded, Tokenizer
 
 __all__ = ["DEFAULT_TEMPLATE", "ChatTemplateError", "encode_chat"]
@@ -52,15 +54,8 @@ def encode_chat(
     template = tokenizer.chat_template
     if template is None:
         raise ChatTemplateError("the tokenizer has no chat template")
-    if _GENERATION.search(template):
-        text, spans = _render_with_spans(tokenizer, template, messages)
-    else:
-        text = _render(tokenizer, messages)
-        spans = [
-            _message_span(tokenizer, messages, index, text)
-            for index, message in enumerate(messages)
-            if message["role"] == "assistant"
-        ]
+    with limited(len(messages)):
+        text, spans = _rendered(tokenizer, template, messages)
     encoded = tokenizer.encode_batch([text], offsets=True)[0]
     assert encoded.spans is not None
     mask = np.zeros(len(encoded.ids), dtype=bool)
@@ -71,12 +66,47 @@ def encode_chat(
     return encoded, mask
 
 
-def _render(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
+def _rendered(
+    tokenizer: Tokenizer, template: str, messages: Sequence[Message]
+) -> tuple[str, list[tuple[int, int]]]:
+    """The chat as text, and where the assistant's words are in it."""
+    if _GENERATION.search(template):
+        return _render_with_spans(tokenizer, template, messages)
+    text = _render(tokenizer, template, messages)
+    return text, [
+        _message_span(tokenizer, template, messages, index, text)
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant"
+    ]
+
+
+@contextmanager
+def _bounded(tokenizer: Tokenizer, template: str) -> Iterator[str]:
+    """One rendering: its work is bounded, and whatever it raises is ``ChatTemplateError``.
+
+    Yields what transformers is to be given for the template.
+    """
     try:
-        return str(tokenizer.hugging_face.apply_chat_template(list(messages), tokenize=False))
+        name = counting_template(template)
+        with rendering():
+            yield name
+    except TemplateWorkExceeded as error:
+        name = tokenizer.hugging_face.name_or_path
+        raise ChatTemplateError(
+            f"the chat template of the tokenizer{f' {name!r}' if name else ''} does not come to an "
+            f"end: {error}; give the tokenizer another template"
+        ) from error
     except Exception as error:
         # Templates are programs: they raise by themselves, and fail in every other way.
         raise ChatTemplateError(f"the chat template refuses it: {error}") from error
+
+
+def _render(tokenizer: Tokenizer, template: str, messages: Sequence[Message]) -> str:
+    with _bounded(tokenizer, template) as name:
+        text = tokenizer.hugging_face.apply_chat_template(
+            list(messages), chat_template=name, tokenize=False
+        )
+    return str(text)
 
 
 def _render_with_spans(
@@ -84,24 +114,22 @@ def _render_with_spans(
 ) -> tuple[str, list[tuple[int, int]]]:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    try:
+    with _bounded(tokenizer, template) as name:
         texts, spans = render_jinja_template(
             conversations=[list(messages)],
-            chat_template=template,
+            chat_template=name,
             return_assistant_tokens_mask=True,
             **tokenizer.hugging_face.special_tokens_map,
         )
-    except Exception as error:
-        raise ChatTemplateError(f"the chat template refuses it: {error}") from error
     return str(texts[0]), [(int(start), int(stop)) for start, stop in spans[0]]
 
 
 def _message_span(
-    tokenizer: Tokenizer, messages: Sequence[Message], index: int, text: str
+    tokenizer: Tokenizer, template: str, messages: Sequence[Message], index: int, text: str
 ) -> tuple[int, int]:
     marked = list(messages)
     marked[index] = {**messages[index], "content": _MARK}
-    around = _render(tokenizer, marked).split(_MARK)
+    around = _render(tokenizer, template, marked).split(_MARK)
     content = messages[index]["content"]
     for shown in (content, content.strip()):
         if len(around) == 2 and text == around[0] + shown + around[1]:

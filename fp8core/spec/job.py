@@ -296,7 +296,10 @@ class JobSpec(Part, title="Job"):
     )
     data: DataSource = Field(description="The data to train on.")
     task: Literal["causal_lm", "masked_lm", "sequence_classification"] = Field(
-        default="causal_lm", description="What the model learns to predict."
+        default="causal_lm",
+        description="What the model learns to predict. causal_lm needs a model that looks back "
+        "alone: of BERT and its like one with `is_decoder` in its configuration. masked_lm needs "
+        "one that looks both ways: one with `is_decoder` is refused, unless it has an encoder.",
     )
     recipe: Recipe = Field(
         description="The precision recipe; {} is Transformer Engine's delayed scaling."

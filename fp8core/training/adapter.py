@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fp8core.conversion.find import Layer, is_conv1d
 from fp8core.models.adapter_targets import trained_heads
 from fp8core.spec import HuggingFaceModel, JobSpec, PathModel
-from fp8core.training.digest import digest
+from fp8core.training.digest import digest, digest_of_sums
 from fp8core.training.tensor_files import write_tensors
 
 __all__ = ["Adapter", "attach"]
@@ -31,13 +31,18 @@ _TASKS = {"causal_lm": "CAUSAL_LM", "sequence_classification": "SEQ_CLS"}
 
 
 class Adapter:
-    """The adapters of one model, which holds them. ``base``: a digest of all that is frozen."""
+    """The adapters of one model, which holds them.
+
+    ``base`` and ``base_places`` are digests of all that is frozen: one that earlier versions know,
+    and one that sees also what only changed places.
+    """
 
     def __init__(self, model: nn.Module, wrapped: Any, config: LoraConfig) -> None:
         self._model = model
         self._wrapped = wrapped
         self._config = config
-        self.base = digest((n, p) for n, p in model.named_parameters() if not p.requires_grad)
+        frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
+        self.base, self.base_places = digest_of_sums(frozen), digest(frozen)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live trained parameters, by name."""

@@ -81,7 +81,7 @@ def capture_state(
         "data": data.state_dict(),
         "random": own,
         **({"other_ranks": others} if others else {}),
-        **({"base": adapter.base} if adapter else {}),
+        **({"base": adapter.base, "base_places": adapter.base_places} if adapter else {}),
     }
 
 
@@ -93,6 +93,13 @@ def kept_small_gemms(checkpoint: LoadedCheckpoint) -> dict[str, str]:
     position = checkpoint.state.get("position")
     found = position.get("small_gemms") if isinstance(position, dict) else None
     return found if isinstance(found, dict) else {}
+
+
+def _is_base(adapter: Adapter, state: dict[str, Any]) -> bool:
+    """Whether the model is the one beside which the checkpoint's adapters were trained. Earlier
+    versions wrote ``base`` alone."""
+    places = state.get("base_places", adapter.base_places)
+    return bool(state["base"] == adapter.base and places == adapter.base_places)
 
 
 def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableData) -> Position:
@@ -112,7 +119,7 @@ def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableD
             pointer=ranks_pointer(learner.engine.device.type),
         )
     try:
-        if adapter is not None and adapter.base != checkpoint.state["base"]:
+        if adapter is not None and not _is_base(adapter, checkpoint.state):
             raise ValueError("its adapters were trained beside other weights than this model's")
         own = model_tensors(learner.model) if adapter is None else adapter.tensors()
         with torch.no_grad():

@@ -106,5 +106,5 @@ def test_estimates() -> None:
 
 @pytest.mark.slow
 def test_faults_of_a_peer() -> None:
-    ended = run("accelerate_faults.py", "--only", "1")
+    ended = run("peers/accelerate_faults.py", "--only", "1")
     assert "octrain: 1 right" in ended.said

@@ -75,6 +75,48 @@ def health_records(step: int) -> list[dict[str, Any]]:
     ]
 
 
+def deep_job(node: PlayedNode, blocks: int, steps: int = 200) -> tuple[PlayedJob, list[str]]:
+    """A finished job of a model of so many blocks, with FP8 health of each of its linear layers,
+    whose names follow. Each block has seven, and two norms that are kept."""
+    parts = (
+        *(f"self_attn.{name}_proj" for name in "qkvo"),
+        *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+    )
+    linear = [f"model.layers.{block}.{part}" for block in range(blocks) for part in parts]
+    norms = [
+        f"model.layers.{block}.{side}_layernorm"
+        for block in range(blocks)
+        for side in ("input", "post_attention")
+    ]
+    kept = "norms are not fused by this recipe"
+    job = node.take(f"deep-{blocks}", training={"steps": steps})
+    node.convert(
+        job,
+        [
+            *(row(name, "Linear", "EmulatedLinear", None) for name in linear),
+            *(row(name, "LlamaRMSNorm", None, kept) for name in norms),
+        ],
+    )
+    figures = {"amax": 4.0, "scale": 1024.0, "saturated": 0.004, "underflow": 0.05}
+    for step in range(1, steps + 1):
+        values = {
+            f"fp8/{layer}/{tensor}/{figure}": level * (1 + 0.5 * math.sin(step / 50 + number))
+            for number, layer in enumerate(linear)
+            for tensor in ("input", "weight", "grad_output")
+            for figure, level in figures.items()
+        }
+        node.send(job, [{"type": "metrics", "step": step, "tokens": step, "values": values}])
+        if step % 20 == 0:
+            node.beat()
+    node.finish(job)
+    return job, [*linear, *norms]
+
+
+def row(name: str, origin: str, target: str | None, reason: str | None) -> dict[str, str | None]:
+    """A layer in a conversion report."""
+    return {"name": name, "from": origin, "to": target, "group": None, "reason": reason}
+
+
 def alarm(step: int, layer: str) -> dict[str, Any]:
     """The event of a gradient that is cut off."""
     return {

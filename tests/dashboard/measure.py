@@ -15,8 +15,8 @@ from pathlib import Path
 from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
 from tests.dashboard.browser import PATIENCE, chromium, launched, sign_in
-from tests.dashboard.long_jobs import SERIES, STEPS, long_job, recorded_job
-from tests.dashboard.page_speed import open_job, replay, watch
+from tests.dashboard.long_jobs import SERIES, STEPS, deep_job, long_job, recorded_job
+from tests.dashboard.page_speed import open_job, open_layers, replay, watch
 from tests.dashboard.played_node import PlayedNode
 from tests.running_service import Service, corpus
 
@@ -37,6 +37,7 @@ def main() -> int:
             service = Service(stack, root)
             with PlayedNode(service, "played") as node, launched(path) as browser:
                 _openings(service, node, browser)
+                _layers(service, node, browser)
                 _replays(service, node, browser)
             service.close()
     return 0
@@ -60,6 +61,25 @@ def _openings(service: Service, node: PlayedNode, browser: object) -> None:
             f"longest task {max(each.longest for each in found):.0f} ms, of processor time "
             f"{max(each.busiest for each in found):.0f} ms; "
             f"{found[0].requests} requests"
+        )
+
+
+def _layers(service: Service, node: PlayedNode, browser: object) -> None:
+    for blocks in (32, 112):
+        job, names = deep_job(node, blocks)
+        context = browser.new_context(viewport={"width": 1440, "height": 900})  # type: ignore[attr-defined]
+        page = context.new_page()
+        sign_in(page, service.stack.url, service.stack.api_key)
+        address = f"{service.stack.url}/dashboard/jobs/{job.id}?tab=fp8"
+        found = [open_layers(page, address, PATIENCE) for _ in range(TIMES)]
+        context.close()
+        shown = [each.shown for each in found]
+        busiest = {way: max(each.busiest[way] for each in found) for way in found[0].busiest}
+        print(
+            f"{len(names):,} layers of {blocks} blocks: shown after "
+            f"{statistics.median(shown):.0f} ms (median of {TIMES}; slowest {max(shown):.0f} ms); "
+            "processor time of one task at most: "
+            + ", ".join(f"{way} {spent:.0f} ms" for way, spent in busiest.items())
         )
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +62,29 @@ WATCH = """
 })();
 """
 
+# Resolves when what was changed is on the screen, and what came of that too.
+PAINTED = """
+() => new Promise((done) => {
+  const after = (frames) => requestAnimationFrame(() => (frames > 0 ? after(frames - 1) : done()));
+  after(3);
+})
+"""
+
+# Tells when the heatmap of a job is there and the table of its layers has its figures.
+LAYERS = """
+(patience) => new Promise((done, failed) => {
+  const end = performance.now() + patience;
+  const look = () => {
+    const table = document.querySelector('section[aria-label="Layers"]');
+    if (table?.textContent.includes(' %') && document.querySelector('.heat-cells')) {
+      done(performance.now());
+    } else if (performance.now() > end) failed(new Error(`no layers within ${patience} ms`));
+    else requestAnimationFrame(look);
+  };
+  look();
+})
+"""
+
 
 @dataclass(frozen=True)
 class Opening:
@@ -74,6 +98,15 @@ class Opening:
     busiest: float
     requests: int
     curve_requests: int
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The page with the layers of a job: milliseconds from the navigation until they were shown,
+    and the most processor time of a task of the main thread, by the name of what was done."""
+
+    shown: float
+    busiest: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -120,6 +153,34 @@ def open_job(page: Any, address: str, patience: int) -> Opening:
         requests=sum("/v1/" in url for url in requests),
         curve_requests=sum(_reads_curves(url) for url in requests),
     )
+
+
+def open_layers(page: Any, address: str, patience: int) -> Layers:
+    """Open the FP8 health of a job, and turn the table of its layers over and over.
+
+    ``patience``: milliseconds after which it is no page that one could use.
+    """
+    with traced(page) as opened:
+        page.goto(address, wait_until="commit")
+        shown = page.evaluate(LAYERS, patience)
+        settled(page)
+    busiest = {"open": opened.longest}
+    layers = page.get_by_role("region", name="Layers", exact=True)
+    first = layers.locator("tbody tr").first
+    ways: dict[str, Callable[[], None]] = {
+        "kept alone": lambda: page.get_by_role("button", name=re.compile("^Kept ")).click(),
+        "all again": lambda: page.get_by_role("button", name=re.compile("^All ")).last.click(),
+        "sort": lambda: page.get_by_role("button", name="Worst underflow").click(),
+        "search": lambda: page.get_by_label("Search by part of a layer's name").fill("layers.1"),
+        "pick": lambda: first.get_by_role("button").click(),
+        "scroll": lambda: layers.evaluate("(part) => part.scrollTo(0, part.scrollHeight)"),
+    }
+    for way, use in ways.items():
+        with traced(page) as done:
+            use()
+            page.evaluate(PAINTED)
+        busiest[way] = done.longest
+    return Layers(shown, busiest)
 
 
 def _reads_curves(url: str) -> bool:

@@ -6,13 +6,17 @@ thousand steps, or eight GPUs, on a machine that has neither.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 from octrain_worker.api_client import ApiClient, Claim
 
@@ -137,6 +141,27 @@ class PlayedNode:
                 }
             )
         self._api.node_metrics(self.id, found)
+
+    def convert(self, job: PlayedJob, rows: Sequence[dict[str, str | None]]) -> None:
+        """Register the report of what became of each layer, as the job's trainer makes it."""
+        store = Path(urlsplit(self.service.stack.artifact_url).path)
+        content = json.dumps(rows).encode()
+        path = store / job.claim.artifact_prefix / "conversion.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        file = {
+            "path": path.name,
+            "size": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        report = {
+            "kind": "conversion",
+            "name": "conversion",
+            "step": 0,
+            "url": path.parent.as_uri(),
+            "files": [file],
+        }
+        self._api.artifact(job.claim.attempt_id, job.claim.fencing_token, report)
 
     def finish(self, job: PlayedJob) -> None:
         """The job has succeeded."""

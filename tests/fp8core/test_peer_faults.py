@@ -1,4 +1,4 @@
-"""The faults of the peer, as `benchmarks/accelerate_faults.py` probes them: none is ours.
+"""The faults of the peer, as `benchmarks/peers/accelerate_faults.py` probes them: none is ours.
 
 On a CPU the emulated engine stands where Transformer Engine does on a GPU.
 """
@@ -28,8 +28,7 @@ def faults() -> Iterator[Any]:
     """The benchmark's modules, which import one another as scripts do."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(BENCHMARKS))
-        import accelerate_faults
-        from peers import fault_probes, fault_sides
+        from peers import accelerate_faults, fault_probes, fault_sides
 
         yield accelerate_faults, {p.number: p for p in fault_probes.PROBES}, fault_sides
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,11 +205,38 @@ def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(
     assert all(torch.equal(final[0][key], final[1][key]) for key in final[0])
 
 
-def test_a_base_that_has_changed_is_not_gone_on_with(
-    job: Job, train_here: TrainHere, base: Path, tmp_path: Path
-) -> None:
-    import shutil
+def _a_value(weight: Tensor) -> None:
+    weight[0, 0] += 0.5
 
+
+def _places(weight: Tensor) -> None:
+    weight.copy_(weight.flip(0))
+
+
+def _of_an_earlier_version(workdir: Path) -> None:
+    """Those wrote no digest that sees places."""
+    folder = workdir / "checkpoints/step-00000002"
+    state = json.loads((folder / "state.json").read_bytes())
+    del state["base_places"]
+    content = json.dumps(state).encode()
+    (folder / "state.json").write_bytes(content)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    for entry in manifest["files"]:
+        if entry["path"] == "state.json":
+            entry |= {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("change", [_a_value, _places])
+@pytest.mark.parametrize("earlier", [False, True], ids=["this version", "an earlier one"])
+def test_a_base_that_has_changed_is_not_gone_on_with(
+    job: Job,
+    train_here: TrainHere,
+    base: Path,
+    tmp_path: Path,
+    change: Callable[[Tensor], None],
+    earlier: bool,
+) -> None:
     folder = tmp_path / "own"
     shutil.copytree(base, folder)
     spec = job(
@@ -218,9 +247,17 @@ def test_a_base_that_has_changed_is_not_gone_on_with(
     )
     workdir = tmp_path / "w"
     train_here(spec, workdir)
+    if earlier:
+        _of_an_earlier_version(workdir)
+        # The same base is gone on with.
+        train_here(spec, workdir)
     weights = load_file(folder / "model.safetensors")
-    weights["model.layers.0.mlp.up_proj.weight"][0, 0] += 0.5
+    change(weights["model.layers.0.mlp.up_proj.weight"])
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    if earlier and change is _places:
+        # What an earlier version could not see.
+        train_here(spec, workdir)
+        return
     with pytest.raises(CheckpointCorrupt, match="beside other weights"):
         train_here(spec, workdir)
 

@@ -1,6 +1,7 @@
-import { memo, useMemo, useState } from 'react';
-import { type ColumnDef, Table } from '~/components/Table';
-import { formatPercent } from '~/format/numbers';
+import { memo, useCallback, useMemo, useState } from 'react';
+import type { ColumnDef } from '~/components/Table';
+import { TallTable } from '~/components/TallTable';
+import { counted, formatPercent } from '~/format/numbers';
 import { type Alarm, type Spot, worst } from './health';
 import { type Job, useCurves } from './useJob';
 
@@ -27,6 +28,7 @@ export const LayerTable = memo(function LayerTable(props: {
   onPick: (spot: Spot) => void;
 }) {
   const [show, setShow] = useState<'all' | 'converted' | 'kept'>('all');
+  const [text, setText] = useState('');
   const health = useCurves(props.job.id, HEALTH, null, 3);
   const layers = useMemo(() => {
     const series = health.data?.series ?? [];
@@ -79,12 +81,12 @@ export const LayerTable = memo(function LayerTable(props: {
           original.reason !== null ? (
             <span className="muted">kept</span>
           ) : (
-            <>
+            <span className="two-lines" title={original.group ?? undefined}>
               {original.to ?? original.from}
               {original.group && original.group !== original.name && (
                 <span className="hint"> in {original.group}</span>
               )}
-            </>
+            </span>
           ),
       },
       {
@@ -96,7 +98,16 @@ export const LayerTable = memo(function LayerTable(props: {
       {
         accessorKey: 'reason',
         header: 'Why kept',
-        cell: ({ getValue }) => getValue<string | null>() ?? '',
+        cell: ({ getValue }) => {
+          const reason = getValue<string | null>();
+          return (
+            reason !== null && (
+              <span className="two-lines" title={reason}>
+                {reason}
+              </span>
+            )
+          );
+        },
       },
       {
         accessorKey: 'saturated',
@@ -123,12 +134,21 @@ export const LayerTable = memo(function LayerTable(props: {
     ];
   }, [onPick, recipe]);
 
-  const rows = layers.filter(
-    (layer) => show === 'all' || (layer.reason === null) === (show === 'converted'),
+  const textOf = useCallback(
+    (layer: LayerRow, column: string) => textOfLayer(layer, column, recipe),
+    [recipe],
   );
+  const rows = useMemo(() => {
+    const wanted = text.trim().toLowerCase();
+    return layers.filter(
+      ({ name, reason }) =>
+        (show === 'all' || (reason === null) === (show === 'converted')) &&
+        name.toLowerCase().includes(wanted),
+    );
+  }, [layers, show, text]);
   return (
     <>
-      <div className="row">
+      <div className="filters">
         <fieldset className="segmented" aria-label="Which layers">
           {(
             [
@@ -147,23 +167,50 @@ export const LayerTable = memo(function LayerTable(props: {
             </button>
           ))}
         </fieldset>
-      </div>
-      <div className="tall">
-        <Table
-          label="Layers"
-          rows={rows}
-          columns={columns}
-          rowId={(row) => row.name}
-          rowClass={(row) =>
-            props.spot && (row.name === props.spot.layer || row.group === props.spot.layer)
-              ? 'chosen'
-              : undefined
-          }
+        <input
+          className="input"
+          type="search"
+          aria-label="Search by part of a layer's name"
+          placeholder="Search by name"
+          value={text}
+          onChange={(event) => setText(event.target.value)}
         />
+        <span className="hint" role="status">
+          {text.trim() !== '' &&
+            (rows.length === 0 ? 'No such layer' : counted(rows.length, 'layer'))}
+        </span>
       </div>
+      <TallTable
+        label="Layers"
+        rows={rows}
+        columns={columns}
+        textOf={textOf}
+        choice={`${show} ${text}`}
+        rowId={(row) => row.name}
+        rowClass={(row) =>
+          props.spot && (row.name === props.spot.layer || row.group === props.spot.layer)
+            ? 'chosen'
+            : undefined
+        }
+      />
     </>
   );
 });
+
+function textOfLayer(layer: LayerRow, column: string, recipe: string): string {
+  switch (column) {
+    case 'to':
+      return `${layer.to ?? layer.from}${layer.group === null ? '' : ` in ${layer.group}`}`;
+    case 'recipe':
+      return layer.reason === null ? recipe : '';
+    case 'saturated':
+      return `${formatPercent(layer.saturated)} ${layer.saturatedAt}`;
+    case 'underflow':
+      return formatPercent(layer.underflow);
+    default:
+      return String(layer[column as keyof LayerRow] ?? '');
+  }
+}
 
 /** The recipe of converted layers in a few words. */
 export function recipeOf(spec: { [name: string]: unknown }): string {

@@ -1,6 +1,6 @@
 """What Accelerate does wrong with FP8, and what Octrain does in its place: the same probes on both.
 
-    python benchmarks/accelerate_faults.py [--out faults.json] [--only 1 8b]
+    python benchmarks/peers/accelerate_faults.py [--out faults.json] [--only 1 8b]
 
 Each probe is done with Accelerate (``Accelerator(mixed_precision="fp8")`` with its recipe kwargs)
 and with fp8core (``convert`` and an engine). What was seen is printed, and whether it is right,
@@ -34,6 +34,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# As a script it finds its own folder first, and its parts are those of the package.
+_BENCHMARKS = str(Path(__file__).resolve().parents[1])
+if _BENCHMARKS not in sys.path:
+    sys.path.insert(0, _BENCHMARKS)
 
 # torch, which comes with these, is for the processes that probe.
 if TYPE_CHECKING:
