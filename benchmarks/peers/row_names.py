@@ -13,6 +13,8 @@ ROW_NAMES: dict[str, str] = {
     "fused_fp8_attention": "Octrain te, fused, head and attention in FP8",
     "fused_packed": "Octrain te, fused, 16 documents a row",
     "fused_current": "Octrain te, fused, current scaling",
+    "fused_block": "Octrain te, fused, scaling by blocks",
+    "fused_override": "Octrain te, fused, wgrad in bf16",
     "memory": "Octrain te, fused, head in FP8, 8-bit states",
     "memory_recompute": "Octrain te, 8-bit states, all blocks recomputed",
     "memory_some": "Octrain te, 8-bit states, 4 blocks recomputed",
@@ -21,6 +23,7 @@ ROW_NAMES: dict[str, str] = {
     "default": "Octrain te, as jobs are by default",
     "plain": "Octrain te, layer by layer",
     "plain_packed": "Octrain te, layer by layer, 16 documents a row",
+    "plain_override": "Octrain te, layer by layer, wgrad in bf16",
     "octrain_bf16": "Octrain amp, bf16, fused",
     "octrain_bf16_packed": "Octrain amp, bf16, fused, 16 documents a row",
     "octrain_bf16_plain": "Octrain amp, bf16, layer by layer",
@@ -47,5 +50,5 @@ IN_BF16 = frozenset(
 )
 """Rows whose GEMMs are in bf16."""
 
-ON_A_GPU_ONLY = frozenset({FLOOR, "fused_fp8_attention", "accelerate"})
+ON_A_GPU_ONLY = frozenset({FLOOR, "fused_block", "fused_fp8_attention", "accelerate"})
 """Rows whose kernels no other engine stands in for on a CPU."""

@@ -151,6 +151,7 @@ def ours_in_8_bits(recompute: int | bool, **precision: str) -> Callable[[Work], 
 
 
 BF16 = {"engine": "amp", "dtype": "bf16"}
+WGRAD_IN_BF16 = {"engine": "te", "override_linear_precision": [False, False, True]}
 
 ROWS: dict[str, Callable[[Work], Step]] = {
     "fused": ours(fuse="auto"),
@@ -158,6 +159,8 @@ ROWS: dict[str, Callable[[Work], Step]] = {
     "fused_fp8_attention": ours(fuse="auto", output_head=True, fp8_attention=True),
     "fused_packed": ours(fuse="auto", packed=True),
     "fused_current": ours(fuse="auto", recipe={"engine": "te", "scaling": "current"}),
+    "fused_block": ours(fuse="auto", recipe={"engine": "te", "scaling": "block"}),
+    "fused_override": ours(fuse="auto", recipe=WGRAD_IN_BF16),
     "memory": ours_in_8_bits(False),
     "memory_recompute": ours_in_8_bits(True),
     # With these numbers of blocks the 8B shape takes less than 70 GiB in bf16, and less than 85 in
@@ -168,6 +171,7 @@ ROWS: dict[str, Callable[[Work], Step]] = {
     "default": ours(small_gemm="auto"),
     "plain": ours(fuse="none"),
     "plain_packed": ours(fuse="none", packed=True),
+    "plain_override": ours(fuse="none", recipe=WGRAD_IN_BF16),
     "octrain_bf16": ours(recipe=BF16),
     "octrain_bf16_packed": ours(recipe=BF16, packed=True),
     "octrain_bf16_plain": ours(recipe=BF16, fuse="none"),

@@ -47,7 +47,7 @@ def test_every_row_steps_on_a_cpu(tmp_path: Path, train_peers: Any) -> None:
         for row in train_peers.ROW_NAMES
         if row not in train_peers.ON_A_GPU_ONLY and row not in COMPILED
     ]
-    assert len(rows) == 18
+    assert len(rows) == 20
     measured(tmp_path / "rows.json", rows)
 
 
