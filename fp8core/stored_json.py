@@ -23,6 +23,9 @@ def decode_json(data: bytes | str) -> Any:
         value = json.loads(data)
     except (ValueError, RecursionError):
         return None
+    opening: tuple[Any, Any] = (b"[", b"{") if isinstance(data, bytes) else ("[", "{")
+    if sum(map(data.count, opening)) <= _MOST_DEPTH:
+        return value
     return None if _is_deeper(value, _MOST_DEPTH) else value
 
 

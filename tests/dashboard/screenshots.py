@@ -150,6 +150,8 @@ def take(
         settled(page)
         if name == "new-job":
             page.get_by_text("The service would take this job.").wait_for()
+            # The last line of the plan, which a node works out.
+            page.get_by_text("Tokens a step", exact=True).wait_for()
         if name == "jobs" and size == "wide":
             page.locator(".sparkline").first.wait_for()
         if name == "job-fp8":

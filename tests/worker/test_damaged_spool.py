@@ -88,6 +88,9 @@ def test_what_is_before_and_behind_the_damage_is_sent_and_the_loss_told_once(
         else:
             assert got == record(number)
     assert api.told() == [{"bytes": size, "records": 3, "file": middle.name}]
+    said = next(one["message"] for one in api.records if one.get("kind") == "spool_damaged")
+    assert f"damaged/{middle.name} of the attempt" in said
+    assert str(tmp_path) not in said
     assert (aside / middle.name).read_bytes() == broken
     assert not middle.exists()
     spool.close()

@@ -150,7 +150,8 @@ def _decoded(line: bytes) -> dict[str, Any] | None:
     value = decode_object(line) if line.endswith(b"\n") else None
     if value is None or "crc" not in value:
         return value
-    return value if line == sealed(line.rpartition(_CHECKSUM)[0] + b"}\n") else None
+    end = line.rfind(_CHECKSUM)
+    return value if zlib.crc32(memoryview(line)[: max(end, 0)]) == value["crc"] else None
 
 
 def _source(value: Any) -> tuple[str, int] | None:

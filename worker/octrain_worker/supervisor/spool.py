@@ -296,7 +296,8 @@ class Spool:
             record: dict[str, Any] = {"type": "lost"}
             if number == last:
                 count = last + 1 - lowest
-                record = _loss(self._path(place.segment).name, count, damaged, self._damaged)
+                kept = self._damaged / self._path(place.segment).name
+                record = _loss(kept, count, damaged)
             yield record, SHORTEST_LINE, _Place(number + 1, place.segment, place.offset, lowest)
 
     def _find(self, first: int) -> _Place:
@@ -329,14 +330,17 @@ def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def _loss(name: str, count: int, damaged: int, kept: Path) -> dict[str, Any]:
-    """The event that tells of records that were lost."""
+def _loss(kept: Path, count: int, damaged: int) -> dict[str, Any]:
+    """The event that tells of records that were lost. It names no folder of the node's: whoever
+    sees the job sees it."""
+    name = kept.name
     what = f"{count:,} records that may not have been sent"
     if damaged:
         message = (
-            f"{damaged:,} bytes of the spool's file {name} cannot be read, and with them {what}; "
-            f"the file is kept on the node as {kept / name}"
+            f"{damaged:,} bytes of the spool's file {name} cannot be read, and with them {what}"
         )
+        if kept.exists():
+            message += f"; the node keeps the file as {kept.parent.name}/{name} of the attempt"
     else:
         message = f"{what} are missing before the spool's file {name}, or at its end"
     data = {"bytes": damaged, "records": count, "file": name}
