@@ -10,6 +10,7 @@ they are a few launches, which the host enqueues while the graph runs, and what 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,11 @@ def capturing() -> Capture:
             pool.append(torch.cuda.graph_pool_handle())
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream()
+        # What the collector finds in the midst of a capture may free what CUDA frees by itself,
+        # graphs of before for instance, and end the capture by that.
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()
         try:
             # Other threads copy and wait meanwhile (checkpoints), which must not end the capture.
             with torch.cuda.graph(graph, pool=pool[0], capture_error_mode="thread_local"):
@@ -57,6 +63,9 @@ def capturing() -> Capture:
             generator.graphsafe_set_state(generator.clone_state())
             _let_go(stream.device_index, pool[0])
             raise
+        finally:
+            if collecting:
+                gc.enable()
         return graph.replay, result
 
     return capture

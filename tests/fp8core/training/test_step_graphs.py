@@ -125,7 +125,11 @@ def spec_of(**parts: Any) -> JobSpec:
         ({"recipe": {"engine": "amp", "dtype": "fp16"}}, "steps in fp16"),
         ({"recipe": {"engine": "torchao"}}, "steps with torchao"),
         ({"recipe": {"engine": "te", "scaling": "block"}}, None),
-        ({"recipe": {"engine": "te", "fp8_dpa": True}}, None),
+        ({"recipe": {"engine": "te", "fp8_dpa": True}}, "attention in FP8"),
+        (
+            {"recipe": {"engine": "te", "override_linear_precision": [False, False, True]}},
+            "override_linear_precision",
+        ),
         ({"recipe": {"engine": "te", "scaling": "mxfp8"}}, "steps with scaling mxfp8"),
         ({"recipe": {"engine": "te", "interval": 2}}, "recipe.interval"),
         ({"training": {"cuda_graphs": "off"}}, "training.cuda_graphs is off"),
