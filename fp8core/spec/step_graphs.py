@@ -41,4 +41,6 @@ def _of_recipe(spec: JobSpec) -> str | None:
         return "steps with override_linear_precision were not measured as a graph"
     if recipe.scaling == "delayed" and recipe.interval != 1:
         return "with recipe.interval the host counts the updates of scales"
-    return "steps with attention in FP8 were not measured as a graph" if recipe.fp8_dpa else None
+    if getattr(recipe, "fp8_dpa", False):
+        return "steps with attention in FP8 were not measured as a graph"
+    return None

@@ -129,7 +129,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (
         {"recipe": {"fp8_dpa": True, "override_linear_precision": [False, False, True]}},
         "/recipe/fp8_dpa",
-        "single Linear layers",
+        "has not been tried",
     ),
     (
         {"recipe": {"fp8_dpa": True, "scaling": "mxfp8"}, "task": "masked_lm"},
