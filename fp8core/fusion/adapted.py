@@ -108,7 +108,6 @@ class SteppedMLP:
             half.norm, half.inputs, group, parts, beside, and_norm=half.returns_norm
         )
         self._down = OneLinear(half.down, parts, beside)
-        self.made = (group, half.down.name)
 
     def __call__(self, x: Tensor) -> Any:
         if not self._half.returns_norm:

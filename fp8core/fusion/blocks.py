@@ -222,14 +222,8 @@ class FusedBlock:
     @property
     def made(self) -> list[str]:
         """The names under which parts were made."""
-        names = []
-        if self.attention is not None:
-            half = self.attention.half
-            names += [self.attention.group, half.o.name, half.core_name]
-        if self.mlp is not None:
-            kernel = self.mlp.norm_mlp
-            names += kernel.made if isinstance(kernel, SteppedMLP) else [self.mlp.group]
-        return names
+        halves = [half for half in (self.attention, self.mlp) if half is not None]
+        return [name for half in halves for name in half.half.made]
 
     def install(self) -> None:
         self.layer.__class__ = _fused_class(self._own_class)  # type: ignore[arg-type]  # a type is hashable

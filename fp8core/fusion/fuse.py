@@ -245,6 +245,7 @@ def _tried(
         raise
     # An engine may refuse what it is asked to build in its own ways.
     except Exception as error:
+        parts.forget(halves.made)  # what it made before that
         return f"it cannot be built: {type(error).__name__}: {error}"
     with probed(block, adapters):
         reason = check.refusal(block, parts, angles)

@@ -128,6 +128,11 @@ class AttentionHalf:
         """The name of what multiplies q, k and v."""
         return core_name(self.name)
 
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The names under which an engine makes parts of it."""
+        return self.group, self.o.name, self.core_name
+
 
 @dataclass(frozen=True)
 class MLPHalf:
@@ -163,6 +168,11 @@ class MLPHalf:
     def group(self) -> str:
         """The name of the module that computes both GEMMs."""
         return self.name if self.prefix is None else self.prefix
+
+    @property
+    def made(self) -> tuple[str, ...]:
+        """The names under which an engine makes parts of it, as one or in steps."""
+        return self.group, self.group + self.gemms[0], self.down.name
 
 
 def core_name(attention: str) -> str:
@@ -314,6 +324,12 @@ class Halves:
     reasons: list[str] = field(default_factory=list)
     adapted: frozenset[str] = frozenset()
     causal: bool = True
+
+    @property
+    def made(self) -> list[str]:
+        """The names under which an engine makes parts of those that are to be fused."""
+        halves = (half for half in (self.attention, self.mlp) if half is not None)
+        return [name for half in halves for name in half.made]
 
     def refuse_attention(self, reason: str | None) -> None:
         """Gives that half up for ``reason``, if there is one."""

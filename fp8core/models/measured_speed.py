@@ -6,6 +6,7 @@ from typing import Any
 
 from fp8core.measured import ModelSpeeds, cards, nearest_model
 from fp8core.spec import JobSpec
+from fp8core.spec.recipe import TERecipe, high_precision_gemms
 
 __all__ = ["measured_speeds"]
 
@@ -39,7 +40,7 @@ def measured_speeds(
         speeds = nearest_model(name, parameters)
         row = None if speeds is None else _row(speeds, spec, fused)
         if speeds is not None and row is not None:
-            found.append(_quoted(speeds, row, not_graphed, spec.recipe.scaling))
+            found.append(_quoted(speeds, row, not_graphed, spec.recipe))
     return found
 
 
@@ -56,10 +57,18 @@ def _row(speeds: ModelSpeeds, spec: JobSpec, fused: bool) -> str | None:
     return next((row for row in likes if row in speeds.tokens_per_second), None)
 
 
-def _quoted(speeds: ModelSpeeds, row: str, not_graphed: str | None, scaling: str) -> dict[str, Any]:
+def _quoted(
+    speeds: ModelSpeeds, row: str, not_graphed: str | None, recipe: TERecipe
+) -> dict[str, Any]:
     otherwise = ""
-    if scaling != _MEASURED_SCALING:
-        otherwise = f"; measured with {_MEASURED_SCALING} scaling, while this job's is {scaling}"
+    if recipe.scaling != _MEASURED_SCALING:
+        otherwise = (
+            f"; measured with {_MEASURED_SCALING} scaling, while this job's is {recipe.scaling}"
+        )
+    if any(high_precision_gemms(recipe)):
+        fields = ("override_linear_precision", "backward_override")
+        field = next(name for name in fields if hasattr(recipe, name))
+        otherwise += f"; measured with all their GEMMs in FP8, while this job has {field}"
     if row in speeds.graphed and not_graphed is not None:
         otherwise += (
             "; its steps were replayed as CUDA graphs, and FP8 gains less, if anything, where they "

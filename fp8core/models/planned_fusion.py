@@ -4,7 +4,7 @@ Blocks are recognised as `fp8core.fusion.fuse` does, and the model is called as 
 numbers is that of a small twin. What an engine's own kernels would refuse shows on a GPU alone.
 What a fused block keeps for its backward pass is that of Transformer Engine's modules
 (``LayerNormLinear``, ``DotProductAttention``, ``Linear``, ``LayerNormMLP``, as of 2.20), or of
-`fp8core.fusion.high_precision`.
+`fp8core.fusion.high_precision` and `fp8core.fusion.te_overridden`.
 """
 
 from __future__ import annotations
@@ -246,14 +246,14 @@ def fused_forward(
             linears = (*attention.inputs, attention.o)
             # Kernels without FP8 read their input in whatever dtype it has.
             given = x if (plain or chosen) and attention.norm is not None else x.to(compute)
-            keeps = keeps_of(_attention_keeps(attention, in_high, adapted))
+            keeps = keeps_of(_attention_keeps(attention, in_high, adapted, chosen=chosen))
             return _fused(given, keeps, copies, compute, linears, adapted)
 
         def multiply(x: Tensor) -> Any:
             assert mlp is not None
             linears = (*mlp.inputs, mlp.down)
             given = x if plain or chosen else x.to(compute)
-            keeps = keeps_of(_mlp_keeps(mlp, by_blocks, in_high, adapted, in_one=not chosen))
+            keeps = keeps_of(_mlp_keeps(mlp, by_blocks, in_high, adapted, chosen=chosen))
             output = _fused(given, keeps, copies, compute, linears, adapted)
             # What the norm gives is one tensor more, that nothing keeps.
             return (output, output.detach().clone()) if mlp.returns_norm else output
@@ -284,7 +284,9 @@ class _Keeps:
     input: bool = True
 
 
-def _attention_keeps(half: AttentionHalf, plain: bool, adapted: frozenset[str]) -> _Keeps:
+def _attention_keeps(
+    half: AttentionHalf, plain: bool, adapted: frozenset[str], *, chosen: bool
+) -> _Keeps:
     width, kv_width = half.heads * half.head_dim, half.kv_heads * half.head_dim
     normed = half.norm is not None
     always: list[tuple[int, torch.dtype | None]] = [
@@ -300,16 +302,18 @@ def _attention_keeps(half: AttentionHalf, plain: bool, adapted: frozenset[str]) 
     entered = half.inputs[0].in_features
     has_any = _has_any(half.inputs, adapted)
     if has_any and normed:
-        always += _adapters_input(entered, plain)
+        always += _adapters_input(entered, plain, chosen)
+    # Without a norm the adapters' input is the half's own, which is also what such a GEMM keeps.
+    given = normed or (has_any and not (plain and chosen))
     if plain:
         # The second GEMM's input is attention's output itself; the first one's what a norm gave.
-        return _Keeps(tuple(always), ((entered, None),), input=normed or has_any)
+        return _Keeps(tuple(always), ((entered, None),), input=given)
     # The inputs of the two GEMMs, column-wise.
-    return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=normed or has_any)
+    return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=given)
 
 
 def _mlp_keeps(
-    half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[str], *, in_one: bool
+    half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[str], *, chosen: bool
 ) -> _Keeps:
     hidden, inner = half.inputs[0].in_features, half.down.in_features
     always: tuple[tuple[int, torch.dtype | None], ...] = (
@@ -317,20 +321,27 @@ def _mlp_keeps(
         (len(half.inputs) * inner, None),  # gate and up, before the activation
     )
     if _has_any(half.inputs, adapted):
-        always += _adapters_input(hidden, plain)
-    if _has_any([half.down], adapted):
+        always += _adapters_input(hidden, plain, chosen)
+    if _has_any([half.down], adapted) and not (plain and chosen):
         always += ((inner, None),)  # the adapter's input
     if plain:
         return _Keeps(always, ((hidden, None), (inner, None)))
-    if half.activation == "gelu_erf" or not in_one:
+    if half.activation == "gelu_erf" or chosen:
         return _Keeps(always, ((hidden, _FP8), (inner, _FP8)))
     # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.
     product = 2 * inner if by_blocks else inner
     return _Keeps(always, ((2 * hidden, _FP8), (product, _FP8)))
 
 
-def _adapters_input(features: int, plain: bool) -> tuple[tuple[int, torch.dtype | None], ...]:
-    """LayerNormLinear that gives it keeps its FP8 form as well, for frozen weights too."""
+def _adapters_input(
+    features: int, plain: bool, chosen: bool
+) -> tuple[tuple[int, torch.dtype | None], ...]:
+    """LayerNormLinear that gives it keeps its FP8 form as well, for frozen weights too.
+
+    GEMMs whose precision is chosen keep either form by themselves, see ``keeps_of``.
+    """
+    if chosen:
+        return () if plain else ((features, None),)
     return ((features, None),) if plain else ((features, None), (features, _FP8))
 
 

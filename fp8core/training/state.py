@@ -102,6 +102,18 @@ def _is_base(adapter: Adapter, state: dict[str, Any]) -> bool:
     return bool(state["base"] == adapter.base and places == adapter.base_places)
 
 
+def _load_engine(checkpoint: LoadedCheckpoint, assembled: Assembled) -> None:
+    """Raises ValueError for what is of other layers, as of an earlier version that fused others."""
+    try:
+        assembled.learner.engine.load_state_dict(dict(checkpoint.tensors("engine")))
+    except ValueError as error:
+        if assembled.adapter is not None:  # the checkpoint is no model by itself
+            raise
+        raise ValueError(
+            f"{error}. To train on from its weights, begin another job with it as the model"
+        ) from error
+
+
 def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableData) -> Position:
     """Puts a checkpoint back. Raises ``CheckpointCorrupt`` where it is of another run.
 
@@ -134,7 +146,7 @@ def restore(checkpoint: LoadedCheckpoint, assembled: Assembled, data: ResumableD
         if own:
             raise ValueError(f"the checkpoint lacks {sorted(own)[:3]}")
         learner.optimizer.load_state_tensors(dict(checkpoint.tensors("optimizer")))
-        learner.engine.load_state_dict(dict(checkpoint.tensors("engine")))
+        _load_engine(checkpoint, assembled)
         data.load_state_dict(checkpoint.state["data"])
         random_state.restore([checkpoint.state["random"], *others][world.rank])
         position = Position.from_json(checkpoint.state["position"])

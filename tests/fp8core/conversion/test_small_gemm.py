@@ -301,6 +301,25 @@ def test_a_speed_of_delayed_scaling_is_not_one_of_another(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("fuse", ["auto", "none"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"override_linear_precision": [False, False, True]},
+        {"scaling": "block", "backward_override": "high_precision"},
+    ],
+)
+def test_a_speed_of_all_gemms_in_fp8_is_not_one_of_some(
+    folder: Path, recipe: dict[str, Any], fuse: str
+) -> None:
+    plant_models(folder, {300_000: {"plain": 90, "fused": 150, "octrain_bf16": 100}})
+    [found] = plan(spec_of(recipe={"engine": "te", **recipe}, conversion={"fuse": fuse})).measured
+    name = next(key for key in recipe if key != "scaling")
+    assert str(found["says"]).endswith(
+        f"; measured with all their GEMMs in FP8, while this job has {name}"
+    )
+
+
 def test_a_speed_of_replayed_steps_is_not_one_of_others(folder: Path) -> None:
     plant_models(folder, {300_000: {"fused": 150, "octrain_bf16": 100}}, graphed=["fused"])
     on = {"resources": {"device": "cuda"}}

@@ -240,6 +240,37 @@ def test_what_fused_blocks_keep_beside_adapters(make_spec, llama_config, recipe)
     assert kept["o_proj"] - kept["up_proj"] == first - 2 * 128 * of_norm
 
 
+@pytest.mark.parametrize("fuse", ["auto", "none"])
+def test_a_dgrad_in_bf16_keeps_no_cast_of_the_weights(make_spec, llama_config, fuse):
+    made = []
+    for override in ([False, True, False], [True, False, False]):
+        recipe = {"engine": "te", "override_linear_precision": override}
+        training = {"batch_size": 2, "sequence_length": 64, "precision": "throughput"}
+        spec = make_spec(llama_config, recipe=recipe, training=training, conversion={"fuse": fuse})
+        made.append(plan(spec).memory)
+    without, with_casts = made
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    assert without["compute_weight_copies"] == 0
+    assert with_casts["compute_weight_copies"] == 2 * weights
+    assert without["activations"] == with_casts["activations"]
+
+
+@pytest.mark.parametrize("override", [[False, True, False], [False, False, True]])
+def test_what_blocks_of_chosen_gemms_keep_beside_adapters(make_spec, llama_config, override):
+    """What a wgrad in bf16 would read, frozen or not, is what the adapters are given."""
+    kept = {}
+    for target in ("q_proj", "o_proj", "up_proj", "down_proj"):
+        recipe = {"engine": "te", "override_linear_precision": override}
+        training = {"batch_size": 2, "sequence_length": 64, "precision": "throughput"}
+        adapter = {"rank": 4, "target_modules": [f"*.{target}"]}
+        made = plan(make_spec(llama_config, recipe=recipe, training=training, adapter=adapter))
+        assert (made.fusion["fused"], made.fusion["not_because"]) == (2, {})
+        kept[target] = made.memory["activations"]
+    more = 0 if override[2] else 2
+    assert kept["q_proj"] - kept["o_proj"] == 2 * 128 * more * 64
+    assert kept["down_proj"] - kept["up_proj"] == 2 * 128 * more * (160 - 64)
+
+
 def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
     te = {"engine": "te"}
     none = plan(make_spec(llama_config, recipe=te, conversion={"fuse": "none"})).fusion
@@ -364,22 +395,30 @@ def test_what_a_fused_block_of_an_encoder_keeps_by_hand(make_spec, engine, activ
     assert kept[1] - kept[0] == 128 * (attention + mlp)
 
 
-@pytest.mark.parametrize("engine", ["te", "amp"])
-def test_a_fused_encoder_keeps_the_inputs_of_its_adapters(make_spec, engine):
+@pytest.mark.parametrize(
+    ("recipe", "more"),
+    [
+        ({"engine": "te"}, 2),
+        ({"engine": "amp"}, 2),
+        ({"engine": "te", "override_linear_precision": [False, True, False]}, 2),
+        # Its wgrad would read the same, and keeps it by itself.
+        ({"engine": "te", "override_linear_precision": [False, False, True]}, 0),
+    ],
+)
+def test_a_fused_encoder_keeps_the_inputs_of_its_adapters(make_spec, recipe, more):
     kept = {}
     for target in ("query", "attention.output.dense"):
         training = {"batch_size": 2, "sequence_length": 64, "precision": "throughput"}
         adapter = {"rank": 4, "target_modules": [f"*.{target}"]}
         made = plan(
             make_spec(
-                BERT, recipe={"engine": engine}, training=training, adapter=adapter,
-                task="masked_lm",
+                BERT, recipe=recipe, training=training, adapter=adapter, task="masked_lm",
             )
         )  # fmt: skip
         assert made.fusion["fused"] == 2
         kept[target] = made.memory["activations"]
     # The input of q, k and v; attention's output is kept anyway.
-    assert kept["query"] - kept["attention.output.dense"] == 2 * 128 * 2 * 64
+    assert kept["query"] - kept["attention.output.dense"] == 2 * 128 * more * 64
 
 
 @pytest.mark.parametrize("experts", [0, 8])

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
+from fp8core.errors import CheckpointCorrupt
 from fp8core.training.checkpoint import verify
 
 STEPS = 24
@@ -299,3 +301,28 @@ def finished(
         workdir = tmp_path_factory.mktemp("finished") / "work"
         finished_runs["one"] = train(job(training={"steps": 2}), workdir)
     return finished_runs["one"]
+
+
+def test_a_state_of_layers_that_are_others_now_says_how_to_train_on(
+    job: Callable[..., Path], train_here: Callable[..., Any], tmp_path: Path
+) -> None:
+    """As of a checkpoint from before a version that fuses what was single layers."""
+    few = {"checkpoint": {"every_steps": 2}, "evaluation": {"every_steps": 0}}
+    training = {"steps": 2}
+    spec, workdir = job(recipe=RECIPES["emulated"], training=training, **few), tmp_path / "w"
+    train_here(spec, workdir)
+    folder = workdir / "checkpoints/step-00000002"
+    state = load_file(folder / "engine.safetensors")
+    save_file({f"single.{name}": tensor for name, tensor in state.items()}, folder / "engine")
+    (folder / "engine").replace(folder / "engine.safetensors")
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    for entry in manifest["files"]:
+        path = folder / entry["path"]
+        entry |= {"size": path.stat().st_size, "sha256": digest(path)}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CheckpointCorrupt, match="begin another job with it as the model") as caught:
+        train_here(spec, workdir)
+    assert "a version that fused other blocks" in str(caught.value)
+    # And so it does.
+    model = {"source": "path", "path": str(folder)}
+    train_here(job(recipe=RECIPES["emulated"], model=model, training=training, **few))
