@@ -176,6 +176,31 @@ def test_the_estimate_of_an_8b_model_is_near_what_an_h200_used(make_spec, name):
     assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.01)
 
 
+MEASURED_1B = {
+    # The same of the Llama-3.2-1B shape, the head in bf16 (docs/recipes.md).
+    "all GEMMs in FP8": ({}, "auto", 18.7),
+    "wgrad in bf16": ({"override_linear_precision": [False, False, True]}, "auto", 20.6),
+    "wgrad in bf16, not fused": (
+        {"override_linear_precision": [False, False, True]}, "none", 31.9,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEASURED_1B)
+def test_the_estimate_of_chosen_gemms_is_near_what_an_h200_used(make_spec, name):
+    recipe, fuse, measured = MEASURED_1B[name]
+    config = {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": True,
+    }  # fmt: skip
+    training = {"batch_size": 2, "sequence_length": 4096, "precision": "throughput"}
+    recipe = {"engine": "te", **recipe}
+    conversion = {"fuse": fuse, "small_gemm": "off"}
+    made = plan(make_spec(config, training=training, recipe=recipe, conversion=conversion))
+    assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.01)
+
+
 MEASURED_RUNS = {
     # Peak GiB of whole runs of the trainer on an H200, 2 x 2048 tokens, stored in fp32.
     "bf16, layer by layer": {"125M": 5.28, "1B": 30.01, "3B": 65.24},
