@@ -2,7 +2,7 @@ import { memo, useCallback, useMemo, useState } from 'react';
 import type { ColumnDef } from '~/components/Table';
 import { TallTable } from '~/components/TallTable';
 import { counted, formatPercent } from '~/format/numbers';
-import { type Alarm, type Spot, worst } from './health';
+import { type Alarm, type Spot, watchedNames, worst } from './health';
 import { type Job, useCurves } from './useJob';
 
 interface LayerRow {
@@ -10,6 +10,8 @@ interface LayerRow {
   from: string;
   to: string | null;
   group: string | null;
+  /** The name that its figures and alarms go by. */
+  watched: string;
   reason: string | null;
   saturated: number | null;
   saturatedAt: string;
@@ -36,21 +38,23 @@ export const LayerTable = memo(function LayerTable(props: {
     const underflow = worst(series, 'underflow');
     const alarms = new Map<string, number>();
     for (const { layer } of props.alarms) alarms.set(layer, (alarms.get(layer) ?? 0) + 1);
+    const seen = new Set([...saturated.keys(), ...underflow.keys(), ...alarms.keys()]);
+    const names = watchedNames(props.rows, seen);
     return props.rows.map((row): LayerRow => {
       const name = String(row.name);
-      const group = typeof row.group === 'string' ? row.group : null;
-      const most = saturated.get(name) ?? (group === null ? undefined : saturated.get(group));
-      const lost = underflow.get(name) ?? (group === null ? undefined : underflow.get(group));
+      const watched = names.get(name) ?? name;
+      const most = saturated.get(watched);
       return {
         name,
         from: String(row.from),
         to: typeof row.to === 'string' ? row.to : null,
-        group,
+        group: typeof row.group === 'string' ? row.group : null,
+        watched,
         reason: typeof row.reason === 'string' ? row.reason : null,
         saturated: most?.value ?? null,
         saturatedAt: most ? `${most.tensor}, step ${most.step ?? '?'}` : '',
-        underflow: lost?.value ?? null,
-        alarms: alarms.get(name) ?? (group === null ? 0 : (alarms.get(group) ?? 0)),
+        underflow: underflow.get(watched)?.value ?? null,
+        alarms: alarms.get(watched) ?? 0,
       };
     });
   }, [props.rows, props.alarms, health.data]);
@@ -67,7 +71,7 @@ export const LayerTable = memo(function LayerTable(props: {
           <button
             type="button"
             className="link mono"
-            onClick={() => onPick({ layer: original.group ?? original.name, step: null })}
+            onClick={() => onPick({ layer: original.watched, step: null })}
           >
             {original.name}
           </button>
@@ -188,9 +192,7 @@ export const LayerTable = memo(function LayerTable(props: {
         choice={`${show} ${text}`}
         rowId={(row) => row.name}
         rowClass={(row) =>
-          props.spot && (row.name === props.spot.layer || row.group === props.spot.layer)
-            ? 'chosen'
-            : undefined
+          props.spot && [row.name, row.watched].includes(props.spot.layer) ? 'chosen' : undefined
         }
       />
     </>

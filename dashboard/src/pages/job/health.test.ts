@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import type { Schemas } from '~/api/client';
-import { alarmsOf, heatOf, parseName, readingOf, worst } from './health';
+import { alarmsOf, heatOf, parseName, readingOf, watchedNames, worst } from './health';
 
 function series(
   name: string,
@@ -60,6 +60,14 @@ describe('heatOf', () => {
     const same = scales.map((_, step) => (step === 7 ? 4 : 2));
     const flat = heatOf([series('fp8/layer/input/scale', steps, same)], 'input', 'scale');
     expect([flat.low, flat.high, flat.beyond.high]).toEqual([1, 2, false]);
+  });
+
+  it('has a GEMM of several layers where they stand', () => {
+    const layers = ['b.mlp.down', 'b.attn.o', 'b.mlp.gate_up', 'b.attn.qkv', 'other'];
+    const order = ['b.attn.q', 'b.attn.k', 'b.attn.o', 'b.mlp.gate', 'b.mlp.down', 'head'];
+    const given = layers.map((layer) => series(`fp8/${layer}/input/amax`, [0], [1]));
+    const sorted = ['b.attn.qkv', 'b.attn.o', 'b.mlp.gate_up', 'b.mlp.down', 'other'];
+    expect(heatOf(given, 'input', 'amax', order).layers).toEqual(sorted);
   });
 
   it('takes one figure of one tensor, on a logarithm', () => {
@@ -141,5 +149,31 @@ describe('alarmsOf', () => {
         { ...event, data: {} },
       ]),
     ).toEqual([{ seq: 5, message: 'm', attempt: 1, ...data }]);
+  });
+});
+
+describe('watchedNames', () => {
+  it('has layers that are one GEMM have its figures, and no norm', () => {
+    const half = 'model.layers.0.self_attn';
+    const row = (name: string, from: string, group: string | null) => ({ name, from, group });
+    const rows = [
+      row(`${half}.q_proj`, 'Linear', half),
+      row(`${half}.v_proj`, 'Linear', half),
+      row(`${half}.o_proj`, 'Linear', half),
+      row('model.layers.0.input_layernorm', 'LlamaRMSNorm', half),
+      row('model.layers.0.mlp.up_proj', 'Linear', 'model.layers.0.mlp'),
+      row('model.layers.1.mlp.up_proj', 'Linear', 'model.layers.1.mlp'),
+      row('lm_head', 'Linear', null),
+    ];
+    const gemm = 'model.layers.0.mlp.gate_up_proj';
+    const seen = new Set([`${half}.core_attention`, `${half}.qkv_proj`, `${half}.o_proj`, gemm]);
+    const names = watchedNames(rows, seen);
+    const changed = [...names].filter(([name, watched]) => name !== watched);
+    expect(changed).toEqual([
+      [`${half}.q_proj`, `${half}.qkv_proj`],
+      [`${half}.v_proj`, `${half}.qkv_proj`],
+      ['model.layers.0.mlp.up_proj', gemm],
+    ]);
+    expect(names.size).toBe(rows.length);
   });
 });

@@ -69,6 +69,10 @@ export interface Spot {
 
 const byParts = new Intl.Collator('en', { numeric: true });
 
+function parentOf(layer: string): string {
+  return layer.slice(0, Math.max(0, layer.lastIndexOf('.')));
+}
+
 /** The cells of one figure of one tensor of all layers. `order`: the layers as the model has them. */
 export function heatOf(
   series: readonly Schemas['Series'][],
@@ -88,10 +92,15 @@ export function heatOf(
     for (const step of each.buckets.first_step) steps.add(step);
   }
   const place = new Map(order.map((layer, index) => [layer, index]));
+  // A GEMM of several layers (`watchedNames`) is before the first layer that it stands beside.
+  const beside = new Map<string, number>();
+  order.forEach((layer, index) => {
+    if (!beside.has(parentOf(layer))) beside.set(parentOf(layer), index - 0.5);
+  });
+  const placeOf = (layer: string) =>
+    place.get(layer) ?? beside.get(parentOf(layer)) ?? order.length;
   const layers = [...found.keys()].sort(
-    (one, other) =>
-      (place.get(one) ?? order.length) - (place.get(other) ?? order.length) ||
-      byParts.compare(one, other),
+    (one, other) => placeOf(one) - placeOf(other) || byParts.compare(one, other),
   );
   const columns = [...steps].sort((one, other) => one - other);
   const column = new Map(columns.map((step, index) => [step, index]));
@@ -178,6 +187,31 @@ export function worst(
     });
   }
   return found;
+}
+
+/**
+ * Under which name the figures of each row of the conversion report are, by the row's name. That is its own, but for
+ * layers that a fused block computes as one: their GEMM has a name in the half of the block that is no layer's
+ * (`self_attn.qkv_proj`). `seen`: the names that there are figures of.
+ */
+export function watchedNames(
+  rows: readonly { [name: string]: unknown }[],
+  seen: ReadonlySet<string>,
+): Map<string, string> {
+  const own = new Set(rows.map((row) => String(row.name)));
+  const joined = new Map<string, string>();
+  for (const layer of seen) {
+    if (own.has(layer) || layer.endsWith('.core_attention')) continue;
+    joined.set(parentOf(layer), layer);
+  }
+  return new Map(
+    rows.map((row) => {
+      const name = String(row.name);
+      const norm = /norm/i.test(String(row.from));
+      const gemm = seen.has(name) || norm ? undefined : joined.get(String(row.group));
+      return [name, gemm ?? name];
+    }),
+  );
 }
 
 /** The cell's layer, steps and value in words, the latter as `format` writes it. */
