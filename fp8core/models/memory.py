@@ -34,7 +34,7 @@ from fp8core.conversion.find import is_conv1d, output_heads, sequence_level_laye
 from fp8core.conversion.norms import is_norm
 from fp8core.models.dry_run import dry_run
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
-from fp8core.models.weight_copies import weight_copies
+from fp8core.models.weight_copies import keeps_casts, weight_copies
 from fp8core.spec import JobSpec
 from fp8core.training.moments import bytes_of_moments
 from fp8core.training.precision import dtype_of
@@ -105,7 +105,7 @@ def estimate_memory(
     accumulating = spec.training.gradient_accumulation > 1
     gradients = rows["gradients"]
     # Kept casts of the weights outlive the backward pass.
-    lasting = copies if accumulating and spec.recipe.engine == "te" else 0
+    lasting = copies if keeps_casts(spec) else 0
     at_loss = always + kept.forward + kept.loss + (gradients if accumulating else 0)
     at_end = always + gradients + lasting + kept.last_block
     if not added:

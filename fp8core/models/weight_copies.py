@@ -1,10 +1,10 @@
-"""How many FP8 copies of a weight are there until its backward pass."""
+"""How many FP8 copies of a weight are there until its backward pass, and which stay longer."""
 
 from __future__ import annotations
 
 from fp8core.spec import JobSpec
 
-__all__ = ["weight_copies"]
+__all__ = ["keeps_casts", "weight_copies"]
 
 
 def weight_copies(spec: JobSpec) -> int:
@@ -14,12 +14,21 @@ def weight_copies(spec: JobSpec) -> int:
     scale keep but the order that dgrad reads, unless the cast serves the next micro-batch too. The
     layers of ``override_linear_precision`` keep both, and none where dgrad is in high precision.
     """
-    recipe, training = spec.recipe, spec.training
+    recipe = spec.recipe
     if recipe.engine != "te":
         return {"emulated": 1}.get(recipe.engine, 0)
-    used_again = training.gradient_accumulation > 1 and not training.gradient_checkpointing
     override = getattr(recipe, "override_linear_precision", (False, False, False))
     if override[1]:
         return 0
     one_scale = recipe.scaling in ("delayed", "current")
-    return 1 if one_scale and not used_again and not any(override) else 2
+    return 1 if one_scale and not keeps_casts(spec) and not any(override) else 2
+
+
+def keeps_casts(spec: JobSpec) -> bool:
+    """Whether casts of weights serve all micro-batches of a step, and so outlive each of them."""
+    recipe, training = spec.recipe, spec.training
+    if recipe.engine != "te" or any(getattr(recipe, "override_linear_precision", ())):
+        return False
+    every_update = getattr(recipe, "interval", 1) == 1
+    several = training.gradient_accumulation > 1
+    return several and every_update and not training.gradient_checkpointing

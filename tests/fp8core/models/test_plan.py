@@ -265,6 +265,29 @@ def test_what_fused_blocks_keep_beside_adapters(make_spec, llama_config, recipe)
     assert kept["o_proj"] - kept["up_proj"] == first - 2 * 128 * of_norm
 
 
+@pytest.mark.parametrize(
+    ("recipe", "training", "lasts"),
+    [
+        ({}, {}, True),
+        ({"scaling": "current"}, {}, True),
+        ({"interval": 2}, {}, False),
+        ({"override_linear_precision": [False, False, True]}, {}, False),
+        ({}, {"gradient_checkpointing": True}, False),
+    ],
+)
+def test_casts_last_where_the_next_micro_batch_uses_them(
+    make_spec, llama_config, recipe, training, lasts
+):
+    held = []
+    for accumulation in (1, 2):
+        training |= {"gradient_accumulation": accumulation, "precision": "throughput"}
+        made = plan(make_spec(llama_config, recipe={"engine": "te", **recipe}, training=training))
+        held.append(made.memory_moments["optimizer"])
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    # In both orders.
+    assert held[1] - held[0] == (2 * weights if lasts else 0)
+
+
 @pytest.mark.parametrize("fuse", ["auto", "none"])
 def test_a_dgrad_in_bf16_keeps_no_cast_of_the_weights(make_spec, llama_config, fuse):
     made = []
