@@ -56,7 +56,7 @@ def test_every_program_is_tried() -> None:
         str(file.relative_to(BENCHMARKS)) for file in FILES if "__main__" in file.read_text()
     }
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("test_*.py"))
-    tried = set(re.findall(r'"(\w+\.py)"', tests))
+    tried = set(re.findall(r'"([\w/]+\.py)"', tests))
     assert programs - tried == set()
 
 

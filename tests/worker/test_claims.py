@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from octrain_worker.attempt_folder import read_json
+from fp8core.stored_json import read_json
 from octrain_worker.supervisor.closing import ExitStatus
 from octrain_worker.supervisor.process_tree import read_process
 

@@ -490,12 +490,12 @@ class OwnHeadNorms(PlainParts):
             return plain_norm(heads, norm).to(dtype)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(high_precision, "_raise_unless_taken", lambda norm: None)
+            patch.setattr(high_precision, "raise_unless_taken", lambda norm: None)
             kernel = HighPrecisionParts(torch.float32).head_norm(half, name)
 
         def computed(heads: Tensor) -> Tensor:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(high_precision, "_norm", normalised)
+                patch.setattr(high_precision, "normalise", normalised)
                 return kernel(heads)
 
         return computed
