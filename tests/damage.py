@@ -4,14 +4,31 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-__all__ = ["damaged", "other_values"]
+__all__ = ["damaged", "other_values", "read_each_damaged"]
+
+_SEEDS = range(160)
 
 _ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 2**70, 1.5, float("nan"), float("inf"), "", "x", "\ud800", "a\0b"),
     *("../..", "x" * 5000, [], {}, [[]], {"a": {"b": None}}, ["x", 1]),
 )
+
+
+def read_each_damaged(file: Path, content: Any, read: Callable[[], None]) -> None:
+    """Writes 160 damaged forms of a value, or of lines, to ``file``, and has each read."""
+    lines = content if isinstance(content, list) else [content]
+    whole = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for seed in _SEEDS:
+        file.write_bytes(damaged(whole, seed))
+        try:
+            read()
+        except Exception as error:
+            raise AssertionError(f"{file.name}, seed {seed}") from error
 
 
 def damaged(data: bytes, seed: int) -> bytes:

@@ -17,9 +17,8 @@ from fp8core.telemetry.sinks.tensorboard import TensorBoardSink
 from fp8core.training.parity import _stored
 from fp8core.training.ranks.launcher import _failures, _last_step
 from fp8core.training.ranks.place import RankPlace
-from tests.damage import damaged
+from tests.damage import read_each_damaged
 
-SEEDS = range(160)
 RECORDS: list[dict[str, Any]] = [
     {"seq": 1, "time": 1.5e9, "type": "phase", "phase": "training"},
     *(
@@ -33,19 +32,7 @@ RECORDS: list[dict[str, Any]] = [
 
 @pytest.fixture
 def each() -> Callable[..., None]:
-    """Writes every damaged form of a value or of lines to a file, and has it read."""
-
-    def run(file: Path, content: Any, read: Callable[[], None]) -> None:
-        lines = content if isinstance(content, list) else [content]
-        whole = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        for seed in SEEDS:
-            file.write_bytes(damaged(whole, seed))
-            try:
-                read()
-            except Exception as error:
-                raise AssertionError(f"{file.name}, seed {seed}") from error
-
-    return run
+    return read_each_damaged
 
 
 def test_the_telemetry_file_is_taken_up_again(tmp_path: Path, each: Any) -> None:

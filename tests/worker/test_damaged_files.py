@@ -36,9 +36,8 @@ from octrain_worker.supervisor.telemetry_file import TelemetryFile
 from octrain_worker.supervisor.uploads import Uploads
 from octrain_worker.supervisor.wakeup import Wakeup
 from octrain_worker.tracing import AttemptTrace
-from tests.damage import damaged
+from tests.damage import read_each_damaged
 
-SEEDS = range(160)
 RESULT = {
     "outcome": "failed",
     "reason": "trainer_crashed",
@@ -71,21 +70,8 @@ def link(folder: AttemptFolder) -> Link:
 
 
 @pytest.fixture
-def each(tmp_path: Path) -> Callable[..., None]:
-    """Writes every damaged form of a value or of lines to a file, and has it read."""
-
-    def run(file: Path, content: Any, read: Callable[[], None]) -> None:
-        lines = content if isinstance(content, list) else [content]
-        whole = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for seed in SEEDS:
-            file.write_bytes(damaged(whole, seed))
-            try:
-                read()
-            except Exception as error:
-                raise AssertionError(f"{file.name}, seed {seed}") from error
-
-    return run
+def each() -> Callable[..., None]:
+    return read_each_damaged
 
 
 def test_who_supervises(folder: AttemptFolder, each: Any) -> None:
