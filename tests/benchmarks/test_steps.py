@@ -44,11 +44,6 @@ def test_graphed_steps() -> None:
     assert all(row["milliseconds"] > 0 for row in jobs)
 
 
-def test_health() -> None:
-    ended = run("health_cost.py", "--dry-run", "--periods", "2")
-    assert len(ended.values(r"tiny x 1 emulated: .* ([\d.]+) ms a plain step")) == 1
-
-
 def test_quality(tmp_path: Path) -> None:
     words = ("quality.py", str(tmp_path), "--dry-run", "--rows", "bf16,delayed", "--steps", "4")
     ended = run(*words)
