@@ -2,7 +2,7 @@
 
 The model's own code runs under autocast on PyTorch's fake tensors, and every storage that autograd
 saves is counted once. Where a GPU does otherwise than what runs here, a stand-in saves what the GPU
-would: converted layers what their engine saves, fused blocks what `planned_fusion` says, experts
+would: converted layers what their engine saves, fused blocks what `fused_keeps` says, experts
 the tokens sent to them, attention what its fused kernels save (operands, output, logarithms of the
 sums, and a mask as a bias in the operands' dtype), LayerNorm its input in fp32, as CUDA's autocast
 has it.
@@ -27,7 +27,8 @@ from fp8core.conversion.replace import put_in_place
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import Batch, round_up
 from fp8core.fusion.documents import is_plainly_causal
-from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion, fused_forward
+from fp8core.models.fused_keeps import fused_forward
+from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
 from fp8core.models.weight_copies import weight_copies
 from fp8core.spec import JobSpec
 from fp8core.spec.recipe import high_precision_gemms, token_multiple
