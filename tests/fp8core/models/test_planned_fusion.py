@@ -10,6 +10,7 @@ from fp8core.conversion import decide
 from fp8core.conversion.shape_rules import shape_rules
 from fp8core.fusion import PlannedAdapters, fuse
 from fp8core.fusion.plain import PlainParts
+from fp8core.models import plan
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.models.architecture import attention_implementation
 from fp8core.models.planned_fusion import planned_fusion
@@ -221,3 +222,43 @@ def test_an_encoder_is_planned_as_it_is_fused(make_spec, llama_config, changes):
     assert halves == [set(row.fused) for row in done.rows]
     assert planned.whole == done.whole
     assert len(planned.reasons) == sum(row.reason is not None for row in done.rows)
+
+
+def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
+    te = {"engine": "te"}
+    none = plan(make_spec(llama_config, recipe=te, conversion={"fuse": "none"})).fusion
+    assert none["fused"] == 0
+    assert none["not_because"] == {"conversion.fuse is none": 1}
+    partly = plan(make_spec(llama_config, recipe=te, conversion={"skip": ["*.0.*k_proj"]})).fusion
+    assert (partly["fused"], partly["fused_in_part"]) == (1, 1)
+    (reason,) = partly["not_because"]
+    assert reason.startswith("self_attn.k_proj is kept: ")
+    adapted = plan(make_spec(llama_config, recipe=te, adapter={"target_modules": ["*.q_proj"]}))
+    assert (adapted.fusion["fused"], adapted.fusion["not_because"]) == (2, {})
+    for fields in (
+        {"override_linear_precision": [True, True, True]},
+        {"scaling": "block", "backward_override": "dequantized"},
+    ):
+        made = plan(make_spec(llama_config, recipe={**te, **fields})).fusion
+        assert made["fused"] == 0
+        (reason,) = made["not_because"]
+        assert next(field for field in fields if field != "scaling") in reason
+    chosen = {**te, "override_linear_precision": [False, False, True]}
+    made = plan(make_spec(llama_config, recipe=chosen)).fusion
+    assert (made["fused"], made["not_because"]) == (2, {})
+
+
+def test_bf16_is_fused_on_a_gpu_and_the_loss_whatever_becomes_of_the_blocks(
+    make_spec, llama_config
+):
+    def fusion(**recipe):
+        return plan(make_spec(llama_config, recipe=recipe)).fusion
+
+    assert fusion(engine="amp")["fused"] == 2
+    fp16 = fusion(engine="amp", dtype="fp16")
+    assert (fp16["fused"], fp16["loss"]) == (0, False)
+    assert fp16["not_because"] == {"blocks are fused without FP8 in bf16 only, and this is fp16": 1}
+    torchao = fusion(engine="torchao")
+    assert (torchao["fused"], torchao["loss"]) == (0, True)
+    on_cpu = plan(make_spec(llama_config, recipe={"engine": "amp"}, resources={"device": "cpu"}))
+    assert (on_cpu.fusion["fused"], on_cpu.fusion["loss"]) == (0, False)

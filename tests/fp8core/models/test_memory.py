@@ -1,0 +1,137 @@
+"""The rows of planned memory against counts made by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fp8core.conversion import decide
+from fp8core.conversion.shape_rules import shape_rules
+from fp8core.models import load, plan
+from fp8core.models.adapter_targets import adapter_targets
+from fp8core.models.memory import estimate_memory, linear_widths
+from fp8core.training.adapter import attach
+
+
+def test_memory_rows_follow_the_formats(make_spec, llama_config):
+    method = plan(make_spec(llama_config))
+    size = method.parameters["total"]
+    assert method.memory["weights"] == 4 * size
+    assert method.memory["master_weights"] == 0
+    assert method.memory["gradients"] == 4 * size
+    assert method.memory["optimizer_states"] == 8 * size
+    assert method.checkpoint_bytes == 12 * size
+    # Gradients and activations are not whole at the same time.
+    rows = sum(v for k, v in method.memory.items() if k != "total")
+    assert 0.5 * rows < method.memory["total"] < rows
+    precision = {"preset": "throughput", "master_weights": "fp32"}
+    fast = plan(make_spec(llama_config, training={"precision": precision}))
+    assert fast.memory["weights"] == 2 * size
+    assert fast.memory["master_weights"] == 4 * size
+    assert fast.memory["gradients"] == 2 * size
+    assert fast.memory["optimizer_states"] == 4 * size
+    assert fast.checkpoint_bytes == 10 * size
+    checkpointed = plan(make_spec(llama_config, training={"gradient_checkpointing": True}))
+    assert checkpointed.memory["activations"] < method.memory["activations"]
+    half = {"gradient_checkpointing": True, "recomputed_blocks": 1}
+    halved = plan(make_spec(llama_config, training=half)).memory["activations"]
+    middle = (checkpointed.memory["activations"] + method.memory["activations"]) / 2
+    assert halved == pytest.approx(middle, rel=0.01)
+
+
+def test_states_of_8_bits_are_counted_with_their_exponents(make_spec, llama_config):
+    made = plan(make_spec(llama_config, training={"precision": "memory"}))
+    norms = 64 * 5
+    matrices = made.parameters["total"] - norms
+    # A block for each 256 elements of a matrix; the smallest here has 64 x 32.
+    assert made.memory["optimizer_states"] == 2 * (matrices + matrices // 256 + 4 * norms)
+    adapted = plan(make_spec(llama_config, adapter={}, training={"precision": "memory"}))
+    trained = adapted.parameters["trainable"]
+    assert 2 * trained < adapted.memory["optimizer_states"] < 2.05 * trained
+    assert adapted.memory["gradients"] == 2 * trained
+
+
+@pytest.mark.parametrize(
+    ("recipe", "training", "lasts"),
+    [
+        ({}, {}, True),
+        ({"scaling": "current"}, {}, True),
+        ({"interval": 2}, {}, False),
+        ({"override_linear_precision": [False, False, True]}, {}, False),
+        ({}, {"gradient_checkpointing": True}, False),
+    ],
+)
+def test_casts_last_where_the_next_micro_batch_uses_them(
+    make_spec, llama_config, recipe, training, lasts
+):
+    held = []
+    for accumulation in (1, 2):
+        training |= {"gradient_accumulation": accumulation, "precision": "throughput"}
+        made = plan(make_spec(llama_config, recipe={"engine": "te", **recipe}, training=training))
+        held.append(made.memory_moments["optimizer"])
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    # In both orders.
+    assert held[1] - held[0] == (2 * weights if lasts else 0)
+
+
+@pytest.mark.parametrize("fuse", ["auto", "none"])
+def test_a_dgrad_in_bf16_keeps_no_cast_of_the_weights(make_spec, llama_config, fuse):
+    made = []
+    for override in ([False, True, False], [True, False, False]):
+        recipe = {"engine": "te", "override_linear_precision": override}
+        training = {"batch_size": 2, "sequence_length": 64, "precision": "throughput"}
+        spec = make_spec(llama_config, recipe=recipe, training=training, conversion={"fuse": fuse})
+        made.append(plan(spec).memory)
+    without, with_casts = made
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    assert without["compute_weight_copies"] == 0
+    assert with_casts["compute_weight_copies"] == 2 * weights
+    assert without["activations"] == with_casts["activations"]
+
+
+@pytest.mark.parametrize("separate", [False, True])
+def test_input_projections_of_torchs_attention_have_copies_too(make_spec, llama_config, separate):
+    widths = {"kdim": 32, "vdim": 32} if separate else {}
+    copies = {}
+    for engine in ("te", "amp"):
+        with torch.device("meta"):
+            attention = torch.nn.MultiheadAttention(64, 4, **widths)
+            model = torch.nn.Sequential(attention, torch.nn.Linear(64, 64))
+        spec = make_spec(llama_config, recipe={"engine": engine})
+        decisions = decide(model, shape_rules(spec.recipe), spec.conversion)
+        estimate = estimate_memory(model, decisions, spec, tokens=128)
+        copies[engine] = estimate.rows["compute_weight_copies"]
+    weights = 64 * (64 + 32 + 32 if separate else 3 * 64) + 2 * 64 * 64
+    # FP8 in the order that dgrad reads; autocast's bf16.
+    assert copies == {"te": weights, "amp": 2 * weights}
+
+
+def test_adapters_need_gradients_and_states_of_their_own_only(make_spec, llama_config):
+    whole = plan(make_spec(llama_config))
+    adapted = plan(make_spec(llama_config, adapter={"rank": 4}))
+    # Two blocks of q, k, v, o, gate, up, down: 64 features, 32 of keys and values, 160 inside.
+    trained = 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 160))
+    assert adapted.parameters["trainable"] == trained
+    assert adapted.parameters["total"] == whole.parameters["total"] + trained
+    assert adapted.memory["gradients"] == 4 * trained
+    assert adapted.memory["optimizer_states"] == 8 * trained
+    assert adapted.memory["weights"] == whole.memory["weights"] + 4 * trained
+    assert adapted.memory["activations"] > 0
+    assert adapted.checkpoint_bytes == 12 * trained
+
+
+def test_heads_that_are_trained_beside_adapters_are_counted(make_spec, minilm_folder):
+    """A classifier's head and pooler, of which a copy is trained as a whole."""
+    spec = make_spec(minilm_folder, task="sequence_classification", adapter={"rank": 4})
+    made = plan(spec)
+    model = load(spec, device="cpu", dtype=torch.float32, class_labels=["no", "yes"]).model
+    targets = adapter_targets(model, spec.adapter)
+    attach(spec, model, targets)
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trained > sum(4 * sum(linear_widths(layer.module)) for layer in targets)
+    assert made.parameters["trainable"] == trained
+    assert made.parameters["total"] == sum(p.numel() for p in model.parameters())
+    assert made.memory["gradients"] == 4 * trained
+    assert made.memory["optimizer_states"] == 8 * trained
+    assert made.memory["weights"] == 4 * made.parameters["total"]
+    assert made.checkpoint_bytes == 12 * trained
