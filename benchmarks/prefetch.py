@@ -62,7 +62,7 @@ def main() -> None:
         _tell("a batch alone", _times_alone(fresh(), arguments.steps))
         device = torch.device(arguments.device)
         engine = engines.create(spec.recipe, device)
-        random_state.seed_everything(0)
+        random_state.seed_everything(0, device)
         dtype = dtype_of(spec.training.precision.weights)
         assembled = assemble(
             spec, engine, load(spec, device=device, dtype=dtype, tokenizer=tokenizer)

@@ -59,7 +59,7 @@ def _measure(
 ) -> None:
     spec = _spec(arguments)
     engine = engines.create(spec.recipe, device)
-    random_state.seed_everything(0)
+    random_state.seed_everything(0, device)
     built = build_on_ranks(spec, Places(), SOLO, workdir, device=device, dtype=torch.float32)
     assembled = assemble(spec, engine, built.loaded)
     learner = assembled.learner

@@ -100,7 +100,7 @@ def _train(
     world: World,
 ) -> list[float]:
     engine = engines.create(spec.recipe, device)
-    random_state.seed_everything(spec.training.seed)
+    random_state.seed_everything(spec.training.seed, device)
     with stop.interruptible():
         built = build_on_ranks(
             spec,

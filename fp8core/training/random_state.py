@@ -16,17 +16,19 @@ __all__ = ["capture", "part_from_rank_0", "restore", "seed_everything"]
 _MIX = 0x9E3779B97F4A7C15  # 2**64 divided by the golden ratio: spreads consecutive numbers
 
 
-def seed_everything(seed: int) -> None:
-    """Seeds Python, numpy and torch, and asks torch for deterministic kernels.
+def seed_everything(seed: int, device: torch.device) -> None:
+    """Seeds Python, numpy and torch; for ``device`` a CPU it asks torch for deterministic kernels.
 
-    Where torch knows of no deterministic kernel it warns and goes on; on a CPU all are.
+    On a GPU it does not: flash attention and others have none, so that two runs differ all the
+    same, while Transformer Engine takes the wish for a condition and refuses attention in FP8 for
+    it with cuDNN before 9.19. Where torch knows of no deterministic kernel it warns and goes on.
     """
     # cuBLAS needs this for reproducible GEMMs, and reads it when it is first used.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(device.type == "cpu", warn_only=True)
     # Deterministic mode would also write NaN into all fresh memory, a check that costs time.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False

@@ -151,7 +151,7 @@ class Run:
         checkpoint = self._newest(checkpoints)
         reference = self._reference(checkpoint, device)
         engine = engines.create(spec.recipe, device)
-        random_state.seed_everything(spec.training.seed)
+        random_state.seed_everything(spec.training.seed, device)
         with self._stop.interruptible():
             built = build_on_ranks(
                 spec,

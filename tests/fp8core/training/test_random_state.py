@@ -10,6 +10,8 @@ import torch
 
 from fp8core.training import random_state
 
+CPU = torch.device("cpu")
+
 
 def draw() -> tuple[float, float, float, list[float], list[float]]:
     return (
@@ -22,19 +24,29 @@ def draw() -> tuple[float, float, float, list[float], list[float]]:
 
 
 def test_a_restored_state_draws_the_same_numbers() -> None:
-    random_state.seed_everything(3)
+    random_state.seed_everything(3, CPU)
     draw()
     saved = json.loads(json.dumps(random_state.capture()))
     wanted = [draw(), draw()]
-    random_state.seed_everything(4)
+    random_state.seed_everything(4, CPU)
     assert draw() != wanted[0]
     random_state.restore(saved)
     assert [draw(), draw()] == wanted
 
 
 def test_the_seed_decides() -> None:
-    random_state.seed_everything(5)
+    random_state.seed_everything(5, CPU)
     first = draw()
-    random_state.seed_everything(5)
+    random_state.seed_everything(5, CPU)
     assert draw() == first
-    assert torch.are_deterministic_algorithms_enabled()
+
+
+def test_deterministic_kernels_are_asked_for_on_a_cpu_alone() -> None:
+    before = torch.are_deterministic_algorithms_enabled()
+    try:
+        random_state.seed_everything(5, torch.device("cuda"))
+        assert not torch.are_deterministic_algorithms_enabled()
+        random_state.seed_everything(5, CPU)
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=True)
