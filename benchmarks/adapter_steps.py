@@ -6,7 +6,8 @@ r"""Training steps of LoRA adapters beside a frozen Llama, its blocks fused and 
 Blocks of Llama-3.2-3B's widths, as few as ``--layers``, with a vocabulary of 32,000; base in bf16,
 adapters in fp32 under autocast, put around the layers as a job does. Forward and backward pass and
 PyTorch's fused AdamW. Prints the median of the steps after three, the peak of memory and the last
-loss; the file has each step.
+loss; then, for each choice of targets, the floor of such a step (`peers.floor`) and each row's
+share of it. The file has each step.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers.floor import floor, told
+from peers.shapes import Shape
+from peers.step_work import adapter_step
 from timed_steps import gib, timed_steps
 
 from fp8core import engines
@@ -37,6 +41,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "amp": {"engine": "amp", "dtype": "bf16"},
 }
 TARGETS: dict[str, Any] = {"all": "linear", "qv": ["*.q_proj", "*.v_proj"]}
+IN_BF16 = ("amp",)
 VOCABULARY = 32000
 
 
@@ -51,22 +56,30 @@ class Row:
     loss: float
     fused: int
     """How many of the blocks are, wholly."""
+    adapted: tuple[str, ...]
+    """The kinds of Linears with an adapter, as q_proj."""
+
+
+def shape_of(arguments: argparse.Namespace) -> Shape:
+    if arguments.small:
+        return Shape(64, 128, arguments.layers, heads=4, kv_heads=2, vocabulary=VOCABULARY)
+    return Shape(3072, 8192, arguments.layers, heads=24, kv_heads=8, vocabulary=VOCABULARY)
 
 
 def llama(arguments: argparse.Namespace, device: torch.device) -> Any:
     import transformers
 
-    sizes = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24}
-    if arguments.small:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    shape = shape_of(arguments)
     config = transformers.LlamaConfig(
-        vocab_size=VOCABULARY,
-        num_hidden_layers=arguments.layers,
-        num_key_value_heads=sizes["num_attention_heads"] // (2 if arguments.small else 3),
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
         max_position_embeddings=arguments.length,
         attn_implementation="sdpa",
         pad_token_id=0,
-        **sizes,
     )
     torch.manual_seed(0)
     with device:
@@ -126,7 +139,30 @@ def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) 
         peak,
         loss,
         0 if fusion is None else sum(row.reason is None for row in fusion.rows),
+        tuple(sorted({layer.name.rpartition(".")[2] for layer in layers})),
     )
+
+
+def floors(rows: list[Row], arguments: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """By targets; prints each, and the rows' shares of it."""
+    found = {}
+    device = torch.device("cpu" if arguments.small else "cuda")
+    for targets in dict.fromkeys(row.targets for row in rows):
+        of_targets = [row for row in rows if row.targets == targets]
+        least = adapter_step(
+            shape_of(arguments),
+            of_targets[0].adapted,
+            arguments.rank,
+            arguments.rows,
+            arguments.length,
+        )
+        found[targets] = floor(least, device)
+        print(f"floor, {targets}: {told(found[targets])}")
+        for row in of_targets:
+            share = found[targets]["bf16" if row.engine in IN_BF16 else "fp8"]
+            share /= statistics.median(row.milliseconds)
+            print(f"{row.engine:4} {targets:4} fuse {row.fuse:5} {share:.0%} of the floor")
+    return found
 
 
 def main() -> None:
@@ -153,13 +189,22 @@ def main() -> None:
                     f"loss {row.loss:.4f}  {row.fused} blocks fused",
                     flush=True,
                 )
-                if arguments.out is not None:
-                    asked = {key: value for key, value in vars(arguments).items() if key != "out"}
-                    found = {"arguments": asked, "rows": [asdict(row) for row in rows]}
-                    arguments.out.write_text(json.dumps(found, indent=1) + "\n")
+                write(rows, {}, arguments)
                 gc.collect()
                 if not arguments.small:
                     torch.cuda.empty_cache()
+    # Behind the rows: Transformer Engine is to find no cuDNN that PyTorch has loaded.
+    write(rows, floors(rows, arguments), arguments)
+
+
+def write(
+    rows: list[Row], found: dict[str, dict[str, float]], arguments: argparse.Namespace
+) -> None:
+    if arguments.out is None:
+        return
+    asked = {key: value for key, value in vars(arguments).items() if key != "out"}
+    together = {"arguments": asked, "rows": [asdict(row) for row in rows], "floors": found}
+    arguments.out.write_text(json.dumps(together, indent=1) + "\n")
 
 
 if __name__ == "__main__":

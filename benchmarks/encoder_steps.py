@@ -6,7 +6,8 @@ r"""Training steps of an encoder with blocks as BERT's, its blocks fused and not
 BERT-large by default: 24 layers of 1,024, 16 heads, GELU by the error function, parameters in fp32
 under autocast, PyTorch's fused AdamW, batches of packed documents (six to a row), 15 % of the
 tokens to be told. Prints tokens a second (median of the steps after three), the peak of memory and
-the last loss; ``rows`` in the file has each.
+the last loss; then the floor of such a step (`peers.floor`; its attention within documents that are
+all of one length) and each row's share of it. ``rows`` in the file has each.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers.floor import floor, told
+from peers.shapes import Shape
+from peers.step_work import encoder_step
 from timed_steps import gib, timed_steps
 from torch import Tensor
 
@@ -36,6 +40,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "te": {"engine": "te"},
 }
 DOCUMENTS, VOCABULARY = 6, 30522
+IN_BF16 = ("amp",)
 
 
 @dataclass(frozen=True)
@@ -47,22 +52,29 @@ class Row:
     milliseconds: tuple[float, ...]
     peak_gib: float | None
     loss: float
+    parameters: int
+
+
+def shape_of(*, small: bool) -> Shape:
+    if small:
+        return Shape(64, 128, layers=2, heads=4, kv_heads=4, vocabulary=VOCABULARY)
+    return Shape(1024, 4096, layers=24, heads=16, kv_heads=16, vocabulary=VOCABULARY)
 
 
 def encoder(dropout: float, device: torch.device, *, small: bool) -> Any:
     import transformers
 
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
-    if small:
-        sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
+    shape = shape_of(small=small)
     torch.manual_seed(0)
     config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        num_attention_heads=4 if small else 16,
+        vocab_size=shape.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.mlp,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
         hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
         attn_implementation="sdpa",
-        **sizes,
     )
     with device:
         return transformers.BertForMaskedLM(config).train()
@@ -121,7 +133,28 @@ def measured(name: str, fuse: str, dropout: float, arguments: argparse.Namespace
         tuple(round(each, 2) for each in kept),
         peak,
         loss,
+        sum(parameter.numel() for parameter in model.parameters()),
     )
+
+
+def shares(rows: list[Row], arguments: argparse.Namespace) -> dict[str, float]:
+    """The floor; prints it, and the rows' shares of it."""
+    bounds = batch_of(arguments.rows, arguments.length, torch.device("cpu")).document_bounds
+    assert bounds is not None
+    least = encoder_step(
+        shape_of(small=arguments.small),
+        arguments.rows,
+        arguments.length,
+        bounds.diff().tolist(),
+        rows[0].parameters,
+    )
+    found = floor(least, torch.device("cpu" if arguments.small else "cuda"))
+    print(f"floor: {told(found)}")
+    for row in rows:
+        share = found["bf16" if row.engine in IN_BF16 else "fp8"]
+        share /= statistics.median(row.milliseconds)
+        print(f"{row.engine:4} fuse {row.fuse:4} dropout {row.dropout:g}: {share:.0%} of the floor")
+    return found
 
 
 def main() -> None:
@@ -146,13 +179,18 @@ def main() -> None:
                     f"  {gib(row.peak_gib)}  loss {row.loss:.3f}",
                     flush=True,
                 )
-                if arguments.out is not None:
-                    arguments.out.parent.mkdir(parents=True, exist_ok=True)
-                    text = json.dumps({"rows": [asdict(each) for each in rows]}, indent=1)
-                    arguments.out.write_text(text)
+                write(rows, {}, arguments.out)
                 gc.collect()
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
+    write(rows, shares(rows, arguments), arguments.out)
+
+
+def write(rows: list[Row], found: dict[str, float], out: Path | None) -> None:
+    if out is None:
+        return
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({"rows": [asdict(each) for each in rows], "floor": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ sixth step, without health and nobody reading. ``--apart`` adds the bare loop wi
 telemetry, still with nobody reading, which tells what of the difference is telemetry and what is
 the service. All in turn, ``--repeats`` times; of each the median of the runs. A run's speed is that
 of the clock between the reports of its twelfth step, when the first with health is past, and of the
-sixth before its last, so that nothing between is left out.
+sixth before its last, so that nothing between is left out. Printed too is what of each is the floor
+of such a step (`peers.floor`), measured behind them on the first GPU.
 
 ``small`` is for a CPU: `emulated`, one thread for each trainer (two cores at least, or the servers
 take the trainer's time). The others need a GPU: te's delayed scaling, 2 x 4096 tokens a step,
@@ -30,6 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from peers.shapes import SHAPES as LLAMAS
+from peers.shapes import Shape
+
 from octrain.client import Client
 from octrain.local.stack import LocalStack
 
@@ -38,36 +42,34 @@ EVERY = 6
 FROM = 2 * EVERY
 """The clock begins with this step: kernels of health are made at the tenth, once in a job."""
 
-LARGE = {"mlp": 8192, "kv_heads": 8, "vocabulary": 128256}
 SPARSE = {"log_every_steps": EVERY, "fp8_every_steps": 0}
 FULL = {"log_every_steps": 1, "fp8_every_steps": 10}
 
 SERVED, BARE, BARE_WITH_TELEMETRY = "through the service", "bare loop", "bare loop, all telemetry"
 
-SHAPES: dict[str, dict[str, int]] = {
-    "small": {"hidden": 256, "mlp": 704, "layers": 4, "heads": 4, "kv_heads": 4, "vocabulary": 272},
-    "1b": {**LARGE, "hidden": 2048, "layers": 16, "heads": 32},
-    "2b": {**LARGE, "hidden": 3072, "layers": 14, "heads": 24},
-    "3b": {**LARGE, "hidden": 3072, "layers": 28, "heads": 24},
+SMALL = "small"
+SHAPES: dict[str, Shape] = {
+    SMALL: Shape(256, 704, layers=4, heads=4, kv_heads=4, vocabulary=272),
+    **{name: LLAMAS[name] for name in ("1b", "2b", "3b")},
 }
 
 
 def spec_of(name: str, steps: int, telemetry: dict[str, Any]) -> dict[str, Any]:
     shape, (rows, length) = SHAPES[name], batch_of(name)
-    on_cpu = name == "small"
+    on_cpu = name == SMALL
     return {
         "model": {
             "source": "config",
             "config": {
                 "model_type": "llama",
-                "vocab_size": shape["vocabulary"],
-                "hidden_size": shape["hidden"],
-                "intermediate_size": shape["mlp"],
-                "num_hidden_layers": shape["layers"],
-                "num_attention_heads": shape["heads"],
-                "num_key_value_heads": shape["kv_heads"],
+                "vocab_size": shape.vocabulary,
+                "hidden_size": shape.hidden,
+                "intermediate_size": shape.mlp,
+                "num_hidden_layers": shape.layers,
+                "num_attention_heads": shape.heads,
+                "num_key_value_heads": shape.kv_heads,
                 "max_position_embeddings": length,
-                "tie_word_embeddings": True,
+                "tie_word_embeddings": shape.tied,
             },
         },
         "tokenizer": {"source": "bytes"},
@@ -88,7 +90,7 @@ def spec_of(name: str, steps: int, telemetry: dict[str, Any]) -> dict[str, Any]:
 
 def batch_of(name: str) -> tuple[int, int]:
     """Rows of a step, and their length."""
-    return (4, 256) if name == "small" else (2, 4096)
+    return (4, 256) if name == SMALL else (2, 4096)
 
 
 def seconds_of_a_step(reported: dict[int, float], steps: int) -> float:
@@ -141,6 +143,20 @@ def lines_of(stack: LocalStack, job_id: str) -> int:
         return sum(1 for _ in client.jobs.get(job_id).follow_logs())
 
 
+def floor_of(name: str) -> dict[str, float]:
+    """Of a step, in milliseconds; of a CPU it means nothing."""
+    # The trainers have the GPU for themselves as long as this process has no torch.
+    import torch
+    from peers.floor import floor, told
+    from peers.step_work import llama_step
+
+    on_cpu = name == SMALL
+    least = llama_step(SHAPES[name], *batch_of(name), bytes_each=4 if on_cpu else 2)
+    found = floor(least, torch.device("cpu" if on_cpu else "cuda"))
+    print(f"floor: {told(found)}")
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", choices=SHAPES, default="small")
@@ -179,6 +195,9 @@ def main() -> None:
     for name in names[:-1]:
         share = medians[BARE] / medians[name]
         print(f"{name}: {share:.4f} of the bare loop's tokens a second")
+    least = floor_of(chosen.shape)["fp8"]
+    for name, value in medians.items():
+        print(f"{name}: {least / 1000 / value:.0%} of the floor")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def run_row(
     import torch
     from device_clock import DeviceClock
     from peers.floor import floor
+    from peers.step_work import llama_step
     from peers.training_rows import ROWS, import_libraries
     from peers.work import Work, real_text
 
@@ -61,7 +62,8 @@ def run_row(
     import_libraries(chosen.row, device)
     when_imported()
     if chosen.row == FLOOR:
-        return {"row": FLOOR, "floor": floor(work)}
+        least = llama_step(work.dimensions, work.rows, work.length, work.dtype.itemsize)
+        return {"row": FLOOR, "floor": floor(least, device)}
     started = time.perf_counter()
     step = ROWS[chosen.row](work)
     built = time.perf_counter() - started

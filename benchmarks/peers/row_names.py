@@ -50,5 +50,5 @@ IN_BF16 = frozenset(
 )
 """Rows whose GEMMs are in bf16."""
 
-ON_A_GPU_ONLY = frozenset({FLOOR, "fused_block", "fused_fp8_attention", "accelerate"})
+ON_A_GPU_ONLY = frozenset({"fused_block", "fused_fp8_attention", "accelerate"})
 """Rows whose kernels no other engine stands in for on a CPU."""

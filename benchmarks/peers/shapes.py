@@ -37,6 +37,8 @@ SHAPES: dict[str, Shape] = {
     "125m": Shape(768, 2048, layers=12, heads=12, kv_heads=12),
     "350m": Shape(1024, 2816, layers=24, heads=16, kv_heads=16),
     "1b": Shape(2048, 8192, layers=16, heads=32, kv_heads=8),
+    # As 3b, half as deep.
+    "2b": Shape(3072, 8192, layers=14, heads=24, kv_heads=8),
     "3b": Shape(3072, 8192, layers=28, heads=24, kv_heads=8),
     "8b": Shape(4096, 14336, layers=32, heads=32, kv_heads=8, tied=False),
     # Heads of 128 features, for attention in FP8 at a size that trains in minutes.

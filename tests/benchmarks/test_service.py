@@ -69,3 +69,4 @@ def test_starts() -> None:
 def test_jobs_beside_the_bare_loop() -> None:
     ended = run("service_overhead.py", "--steps", "24", "--repeats", "1")
     ended.values(r"through the service: ([\d.]+) of the bare loop's tokens a second")
+    assert len(ended.values(r": (\d+)% of the floor")) == 2

@@ -77,6 +77,7 @@ def test_adapters() -> None:
     words = ("--small", "--engines", "amp", "--layers", "1", "--steps", "1", "--length", "64")
     ended = run("adapter_steps.py", *words, "--targets", "qv")
     assert len(ended.values(r"amp +qv +fuse (?:none|auto) +([\d,]+) tokens/s")) == 2
+    assert len(ended.values(r"amp +qv +fuse (?:none|auto) +(\d+)% of the floor")) == 2
 
 
 @pytest.mark.slow
@@ -84,6 +85,7 @@ def test_encoders() -> None:
     words = ("--small", "--engines", "amp", "--dropouts", "0", "--rows", "2", "--length", "64")
     ended = run("encoder_steps.py", *words, "--steps", "1")
     assert len(ended.values(r"amp +fuse (?:none|auto) dropout 0: +([\d,]+) tok/s")) == 2
+    assert len(ended.values(r"amp +fuse (?:none|auto) dropout 0: (\d+)% of the floor")) == 2
 
 
 @pytest.mark.slow

@@ -25,12 +25,13 @@ def train_peers(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_rows_run_in_turn_each_in_its_process(tmp_path: Path) -> None:
     out = tmp_path / "rows.json"
-    command = ("train_peers.py", "--dry-run", "--rows", "fused_head,bf16", "--out", str(out))
+    rows = "floor,fused_head,bf16"
+    command = ("train_peers.py", "--dry-run", "--rows", rows, "--out", str(out))
     ended = run(*command, "--at-least", "fused_head=1,fused_head=0.0001*bf16")
     found = json.loads(out.read_text())
     assert found["shape"] == "tiny"
-    assert [row["row"] for row in found["rows"]] == ["fused_head", "bf16"]
-    for row in found["rows"]:
+    assert [row["row"] for row in found["rows"]] == rows.split(",")
+    for row in found["rows"][1:]:
         assert row["tokens_per_second"] > 0
         assert row["peak_gib"] is None
         first, _, last = row["losses"]
@@ -39,13 +40,14 @@ def test_rows_run_in_turn_each_in_its_process(tmp_path: Path) -> None:
         assert last < first
     assert "| Octrain te, fused, head in FP8 |" in ended.said
     assert ended.said.count(": reached, ") == 2
+    ended.values(r"floor: fp8 ([\d.]+) ms, bf16 ([\d.]+) ms")
 
 
 def test_every_row_steps_on_a_cpu(tmp_path: Path, train_peers: Any) -> None:
     rows = [
         row
         for row in train_peers.ROW_NAMES
-        if row not in train_peers.ON_A_GPU_ONLY and row not in COMPILED
+        if row not in (train_peers.FLOOR, *train_peers.ON_A_GPU_ONLY, *COMPILED)
     ]
     assert len(rows) == 20
     measured(tmp_path / "rows.json", rows)
@@ -76,7 +78,7 @@ def test_a_row_that_fails_is_told_and_the_others_run() -> None:
     ("words", "says"),
     [
         (("--rows", "fused,fused_haed"), "fused_haed is no row; there are floor, fused, "),
-        (("--rows", "floor", "--dry-run"), "floor needs a GPU"),
+        (("--rows", "accelerate", "--dry-run"), "accelerate needs a GPU"),
         (("--shape", "4b"), "invalid choice: '4b'"),
         (("--dry-run", "--profile"), "--profile looks at a GPU"),
     ],
