@@ -1,24 +1,28 @@
 """Quality beside speed: losses of one model on real text in every precision, and time to a loss.
 
     python benchmarks/quality.py OUT [--shape 100m] [--steps 500] [--batch 8]
-        [--rows bf16,delayed,...] [--together 1] [--timed-steps 0] [--dry-run]
+        [--rows bf16,delayed,...] [--seeds 0] [--together 1] [--timed-steps 0] [--dry-run]
     python benchmarks/quality.py OUT --table [--plot FILE.png]
 
 Trains the shape with the product itself (``python -m fp8core spare``), a row after another, on the
 same batches of Python's standard library (bytes as tokens). Rows called ``NAME_again`` are the same
-once more and ``NAME_seed`` begin from other weights and take the text in another order: what two
-runs differ by without any difference in precision. ``NAME_plain``: layer by layer, where blocks are
-fused by default.
+once more: what two runs differ by without any difference in precision. ``--seeds`` trains each row
+from several weights, each time with the text in another order and other text held out; rows of seed
+1 are called ``NAME_seed``, of seed 2 ``NAME_seed2``. ``NAME_plain``: layer by layer, where blocks
+are fused by default.
 
 A small model leaves most of a GPU idle: ``--together N`` trains N rows at once, for their losses
 alone. Speeds are then those of ``--timed-steps`` steps of each recipe, trained one after another.
 
 Each row leaves ``OUT/SHAPE-STEPS-ROW.json``, or ``OUT/SHAPE-timed-ROW.json``, and one that is there
 is not run again: rows can be spread over many short calls. ``--table`` prints what is there as
-Markdown: the loss on text held out from training (twenty times in a row; by default every recipe
-evaluates in high precision, so that it is the weights that are compared), its gap to ``bf16``'s,
-the mean gap of the losses in training behind the first tenth, tokens a second, and the steps and
-seconds of training until the held-out loss was as low as the row that ends highest reaches.
+Markdown, a table for each seed: the loss on text held out from training (twenty times in a row; by
+default every recipe evaluates in high precision, so that it is the weights that are compared), its
+gap to ``bf16``'s, the mean gap of the losses in training behind the first tenth, tokens a second,
+and the steps and seconds of training until the held-out loss was as low as the row that ends
+highest reaches. Where there are several seeds, a last table has the gaps of all of them to ``bf16``
+of the same seed, and those of ``NAME_again`` to ``NAME``: the noise that the former are to be read
+beside.
 ``--dry-run``: tiny, on a CPU, te's rows by `emulated`.
 """
 
@@ -36,11 +40,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
-LAST = 20
-"""Steps over which losses of training are averaged."""
+from quality_tables import of_seed, plot, seed_of, seeds_table, table, unseeded
+
 EVALUATIONS = 20
 """How often in a row the loss on held-out text is taken."""
 
@@ -58,9 +62,11 @@ RECIPES: dict[str, dict[str, Any]] = {
     "torchao": {"engine": "torchao"},
 }
 ROWS = (
-    *("bf16", "bf16_again", "bf16_seed", "bf16_plain", "torchao"),
-    *("delayed", "delayed_again", "delayed_seed", "delayed_plain", "delayed_plain_seed"),
-    *("current", "current_plain", "block", "block_plain"),
+    *("bf16", "bf16_again", "bf16_plain"),
+    *("delayed", "delayed_again", "delayed_plain"),
+    *("current", "current_again", "current_plain"),
+    *("block", "block_again", "block_plain"),
+    *("torchao", "torchao_again"),
 )
 
 
@@ -77,7 +83,7 @@ class Order:
 
 
 def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, Any]:
-    name, *variants = order.row.split("_")
+    name, *variants = unseeded(order.row).split("_")
     recipe = RECIPES[name]
     if chosen.dry_run and recipe["engine"] == "te":
         scaling = {"scaling": "current"} if name == "current" else {}
@@ -109,7 +115,7 @@ def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, A
             "steps": order.steps,
             "batch_size": 2 if chosen.dry_run else chosen.batch,
             "sequence_length": 64 if chosen.dry_run else 1024,
-            "seed": 1 if "seed" in variants else 0,
+            "seed": seed_of(order.row),
             "optimizer": {"lr": chosen.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1},
             "schedule": {"name": "cosine", "warmup_steps": max(1, order.steps // 20)},
         },
@@ -222,39 +228,21 @@ def train(orders: Sequence[Order], together: int, chosen: argparse.Namespace, fo
         return all(list(pool.map(one, left)))
 
 
-def smoothed(losses: list[float]) -> list[float]:
-    """Means of up to the last ``LAST`` losses."""
-    return [fmean(losses[max(0, end - LAST) : end]) for end in range(1, len(losses) + 1)]
-
-
-def steps_to(loss: float, held_out: list[tuple[int, float]]) -> float | None:
-    """Steps until the loss on held-out text is first ``loss`` or less, between evaluations by a
-    straight line."""
-    before: tuple[int, float] | None = None
-    for step, value in held_out:
-        if value <= loss:
-            if before is None:
-                return step
-            share = (before[1] - loss) / (before[1] - value)
-            return before[0] + share * (step - before[0])
-        before = (step, value)
-    return None
-
-
 def timed_row(row: str) -> str:
     """The row whose speed is this one's too: neither a repeat nor a seed changes it."""
-    return row.removesuffix("_again").removesuffix("_seed")
+    return unseeded(row).removesuffix("_again")
 
 
 def results(folder: Path, shape: str, steps: int) -> list[dict[str, Any]]:
-    """What there is, in the order of ``ROWS``, each with ``milliseconds`` of a step: of its timed
-    run, or its own if nothing else ran beside it."""
+    """What there is, by seed and in the order of ``ROWS``, each with ``milliseconds`` of a step: of
+    its timed run, or its own if nothing else ran beside it."""
+    start = f"{shape}-{steps}-"
+    names = [path.stem.removeprefix(start) for path in folder.glob(f"{start}*.json")]
+    places = {row: place for place, row in enumerate(ROWS)}
+    known = [row for row in names if unseeded(row) in places]
     rows = []
-    for row in ROWS:
-        path = Order(row, steps, timed=False).result(folder, shape)
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text())
+    for row in sorted(known, key=lambda row: (seed_of(row), places[unseeded(row)])):
+        found = json.loads(Order(row, steps, timed=False).result(folder, shape).read_text())
         timed = Order(timed_row(row), steps, timed=True).result(folder, shape)
         alone = json.loads(timed.read_text()) if timed.exists() else found
         if alone["together"] == 1:
@@ -265,71 +253,13 @@ def results(folder: Path, shape: str, steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def table(rows: list[dict[str, Any]]) -> str:
-    base = next((found for found in rows if found["row"] == "bf16"), rows[0])
-    curve, settled = smoothed(base["losses"]), len(base["losses"]) // 10
-    # What every row reaches; other seeds hold other text out.
-    target = max(f["held_out"][-1][1] for f in rows if not f["row"].endswith("_seed"))
-    lines = [
-        f"{base['shape']}: {base['parameters']:,} parameters, {base['steps']} steps, "
-        f"{base['device']}, torch {base['torch']}",
-        "",
-        f"| row | loss on held-out text | to {base['row']} | mean gap in training | ms a step | "
-        f"tokens/s | steps to {target:.4f} | seconds |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for found in rows:
-        own, last = smoothed(found["losses"]), found["held_out"][-1][1]
-        gaps = [a - b for a, b in zip(own[settled:], curve[settled:], strict=True)]
-        needed, speed = steps_to(target, found["held_out"]), found.get("milliseconds")
-        cells = [
-            found["row"],
-            f"{last:.4f}",
-            f"{last - base['held_out'][-1][1]:+.4f}",
-            f"{fmean(gaps):+.4f}",
-            "" if speed is None else f"{speed:.1f}",
-            "" if speed is None else f"{found['tokens_per_second']:,.0f}",
-            "not reached" if needed is None else f"{needed:.0f}",
-            "" if needed is None or speed is None else f"{needed * speed / 1000:.1f}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def plot(rows: list[dict[str, Any]], path: Path) -> None:
-    """Held-out losses by step, and by seconds where speeds are known; repeats in grey."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (by_step, by_time) = pyplot.subplots(1, 2, figsize=(12, 4.5))
-    shown = 0
-    for found in rows:
-        steps, losses = zip(*found["held_out"], strict=True)
-        if found["row"].endswith(("_again", "_seed")):
-            by_step.plot(steps, losses, color="0.7", linewidth=0.8, zorder=1)
-            continue
-        look = {"label": found["row"], "linewidth": 1.1, "color": f"C{shown}"}
-        shown += 1
-        by_step.plot(steps, losses, **look)
-        if "milliseconds" in found:
-            by_time.plot([step * found["milliseconds"] / 1000 for step in steps], losses, **look)
-    by_step.set(xlabel="step", ylabel="loss on held-out text", yscale="log")
-    by_time.set(xlabel="seconds of training", yscale="log")
-    for axes in (by_step, by_time):
-        axes.grid(alpha=0.3)
-    by_step.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path)
     parser.add_argument("--shape", choices=SHAPES, default="100m")
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--rows", default=",".join(ROWS), help="names, separated by commas")
+    parser.add_argument("--seeds", default="0", help="numbers, separated by commas")
     parser.add_argument("--batch", type=int, default=8, help="rows of 1024 tokens a step")
     parser.add_argument("--learning-rate", type=float, default=3e-4)
     parser.add_argument("--together", type=int, default=1, help="rows trained at once")
@@ -343,6 +273,10 @@ def main() -> None:
     names = chosen.rows.split(",")
     if unknown := [row for row in names if row not in ROWS]:
         parser.error(f"{unknown[0]} is no row; there are {', '.join(ROWS)}")
+    seeds = chosen.seeds.split(",")
+    if wrong := [seed for seed in seeds if not seed.isdecimal()]:
+        parser.error(f"{wrong[0]!r} is no seed: seeds are whole numbers from 0")
+    names = list(dict.fromkeys(of_seed(row, int(seed)) for seed in seeds for row in names))
     chosen.out.mkdir(parents=True, exist_ok=True)
     well = True
     if not chosen.table:
@@ -359,7 +293,11 @@ def main() -> None:
     rows = results(chosen.out, chosen.shape, chosen.steps)
     if not rows:
         raise SystemExit(f"no rows of {chosen.shape} and {chosen.steps} steps in {chosen.out}")
-    print(table(rows))
+    tables = [
+        table([found for found in rows if seed_of(found["row"]) == seed])
+        for seed in dict.fromkeys(seed_of(found["row"]) for found in rows)
+    ]
+    print("\n\n".join(tables if len(tables) < 2 else [*tables, seeds_table(rows)]))
     if chosen.plot is not None:
         plot(rows, chosen.plot)
     if not well:

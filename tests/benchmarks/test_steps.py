@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,21 @@ def test_quality(tmp_path: Path) -> None:
     rows = [line for line in ended.said.splitlines() if line.startswith("| ")]
     again = run(*words, "--table")
     assert [line for line in again.said.splitlines() if line.startswith("| ")] == rows
+
+
+def test_quality_of_several_seeds(tmp_path: Path) -> None:
+    words = ("quality.py", str(tmp_path), "--dry-run", "--steps", "4")
+    ended = run(*words, "--rows", "bf16,bf16_again", "--seeds", "0,2")
+    files = {path.stem for path in tmp_path.iterdir()}
+    assert files == {
+        f"dry-4-{row}{seed}" for row in ("bf16", "bf16_again") for seed in ("", "_seed2")
+    }
+    last = ended.said.split("\n\n")[-1]
+    # Other weights and other text, and on a CPU the same bits once more.
+    first, other = re.findall(r"\| bf16 \| 0, 2 \| ([\d.]+), ([\d.]+) \|", last)[0]
+    assert first != other
+    assert "| bf16 | +0.0000, +0.0000 | +0.0000 | +0.0000, +0.0000 |" in last
+    assert "0.5 is no seed" in run(*words, "--seeds", "0,0.5", code=2).errors.replace("'", "")
 
 
 def test_batches_made_ahead() -> None:
