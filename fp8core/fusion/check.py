@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.fusion.blocks import FusedBlock
+from fp8core.fusion.gradient_sketches import sketched_gradients
 from fp8core.fusion.layouts import PostNorm
 from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.rotary import RotaryAngles
@@ -27,6 +28,7 @@ wrong mask differ by tens of per cent.
 """
 BOUND = BOUNDS[torch.bfloat16]
 
+_INPUT = "the gradient of the input"
 _ROWS, _LENGTH = 2, 128
 _DOCUMENTS = (0, 80, 128, 144, 256)
 _SMALL = 2.0**-9
@@ -99,7 +101,8 @@ def difference(
 
     ``size``: the standard deviation of the inputs. The residual is taken off the output: beside
     it, what a block adds would be small. Attention's weights are not dropped out, as kernels draw
-    random numbers each in their own order; what else drops out is the same on both ways.
+    random numbers each in their own order; what else drops out is the same on both ways. Of large
+    gradients a sketch is compared, so that a proof takes no more than one of them at a time.
     """
     layer: Any = block.layer
     parameters = {name: p for name, p in layer.named_parameters() if p.requires_grad}
@@ -113,11 +116,13 @@ def difference(
     results = []
     for fused in (False, True):
         given = x.clone().requires_grad_()
+        compared = {_INPUT: given} | {f"the gradient of {n}": p for n, p in parameters.items()}
         with (
             parts.high_precision(),
             _training(layer),
             _all_weights_kept(block),
             _same_random_numbers(layer, device),
+            sketched_gradients(compared) as gradients,
         ):
             if fused:
                 output = block(given, sequences, options)
@@ -127,10 +132,11 @@ def difference(
             # Behind a norm the sum cannot be taken apart again.
             added = output if isinstance(block.layout, PostNorm) else output - given
             loss = (added.float() * along.float()).sum()
-        gradients = torch.autograd.grad(loss, [given, *parameters.values()], allow_unused=True)
-        named = _joined_biases(block, dict(zip(parameters, gradients[1:], strict=True)))
-        first = {"the output": added.detach(), "the gradient of the input": gradients[0]}
-        results.append({**first, **named})
+            torch.autograd.grad(loss, list(compared.values()), allow_unused=True)
+        found: dict[str, Tensor | None] = {"the output": added.detach()}
+        found |= {name: gradients.get(name) for name in compared}
+        results.append(_joined_biases(block, found))
+        del output, added, loss  # a graph with the weights' casts in it
     own, other = results
     return {name: _relative(own[name], other[name]) for name in own}
 
@@ -145,15 +151,12 @@ def _plain(layer: Any, given: Tensor, options: dict[str, Any]) -> Any:
         raise _Incomparable(_told(error)) from error
 
 
-def _joined_biases(
-    block: FusedBlock, gradients: Mapping[str, Tensor | None]
-) -> dict[str, Tensor | None]:
-    """``gradients`` under the names of what is compared; those of the biases of q, k and v as one.
+def _joined_biases(block: FusedBlock, found: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """``found``, with the gradients of the biases of q, k and v as one.
 
     Without rotation a bias of k adds the same to all scores of a token, and its gradient is zero
     but for rounding.
     """
-    found = {f"the gradient of {name}": gradient for name, gradient in gradients.items()}
     if not isinstance(block.layout, PostNorm):
         return found  # Llama's are rotated, and GPT-2's are one Parameter
     begin = f"the gradient of {block.layout.attention}."
@@ -190,9 +193,8 @@ def _width(block: FusedBlock) -> int:
 def _relative(own: Tensor | None, other: Tensor | None) -> float:
     if own is None or other is None:
         return 0.0 if own is other else float("inf")
-    # One copy in fp32: a gradient may be the largest weight's, beside those of two whole blocks.
     size = float(torch.linalg.vector_norm(own, dtype=torch.float32))
-    apart = float(own.to(torch.float32, copy=True).sub_(other).norm())
+    apart = float((own.float() - other.float()).norm())
     return apart / size if size else apart
 
 
