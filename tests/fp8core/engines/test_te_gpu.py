@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -14,6 +15,7 @@ from fp8core.conversion import convert
 from fp8core.engines import transformer_engine as te_engine
 from fp8core.engines.gemm_watch import GemmWatch
 from fp8core.spec import Conversion, parse_spec
+from tests.fp8core.kernel_names import E4M3_BY_E4M3, E4M3_BY_E5M2, launched, launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -77,13 +79,9 @@ def test_override_runs_exactly_the_named_gemms_in_high_precision(
     net = converted(engine)
     for index in range(3):
         step(engine, net, inputs(index))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step(engine, net, inputs(9))
-        torch.cuda.synchronize()
-    names = [event.key for event in profile.key_averages() for _ in range(event.count)]
+    names = launched(lambda: step(engine, net, inputs(9)))
     # e4m3 x e4m3 is fprop; e4m3 x e5m2 the two backward GEMMs; everything else runs in bf16.
-    forward = sum("_qqtst_" in name for name in names)
-    backward = sum("_qrtst_" in name for name in names)
+    forward, backward = launches(names, E4M3_BY_E4M3), launches(names, E4M3_BY_E5M2)
     assert forward == (0 if override[0] else 2), names
     # The first layer's dgrad is not needed: its input is the data.
     expected = (0 if override[1] else 1) + (0 if override[2] else 2)
@@ -124,12 +122,10 @@ def test_all_gemms_in_high_precision_leave_the_layers_as_they_were(scaling: str)
     told = "override_linear_precision keeps all three GEMMs in high precision"
     assert reasons == {"first": told, "second": told}
     engine.record_health(True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        losses = [step(engine, net, inputs(index)) for index in range(2)]
-        torch.cuda.synchronize()
-    names = [event.key for event in profile.key_averages()]
+    losses: list[torch.Tensor] = []
+    names = launched(lambda: losses.extend(step(engine, net, inputs(index)) for index in range(2)))
     assert any("gemm" in name or "nvjet" in name for name in names), names
-    assert not [name for name in names if "_qqtst_" in name or "_qrtst_" in name]
+    assert not launches(names, E4M3_BY_E4M3) + launches(names, E4M3_BY_E5M2)
     assert engine.health() == {}
     for index, loss in enumerate(losses):
         reference.zero_grad()
@@ -195,13 +191,10 @@ def test_with_e4m3_gradients_are_cast_to_it_too(scaling: str, wgrad_high: bool) 
     net = converted(engine)
     for index in range(2):
         step(engine, net, inputs(index))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step(engine, net, inputs(9))
-        torch.cuda.synchronize()
-    names = [event.key for event in profile.key_averages() for _ in range(event.count)]
+    names = launched(lambda: step(engine, net, inputs(9)))
     # Two of fprop, one of dgrad (the first layer's input is the data), two of wgrad.
-    assert sum("_qqtst_" in name for name in names) == (3 if wgrad_high else 5), names
-    assert not [name for name in names if "_qrtst_" in name]
+    assert launches(names, E4M3_BY_E4M3) == (3 if wgrad_high else 5), names
+    assert not launches(names, E4M3_BY_E5M2), names
 
 
 @pytest.mark.parametrize(
@@ -332,12 +325,9 @@ def test_evaluation_leaves_state_alone_and_is_high_precision_unless_set() -> Non
         for index in range(2):
             step(engine, net, inputs(index))
         before = engine.state_dict()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            with torch.no_grad(), engine.evaluation_context():
-                net(inputs(5))
-            torch.cuda.synchronize()
-        names = [event.key for event in profile.key_averages()]
-        assert any("_qqtst_" in name for name in names) == fp8_expected, names
+        with torch.no_grad(), engine.evaluation_context():
+            names = launched(functools.partial(net, inputs(5)))
+        assert (launches(names, E4M3_BY_E4M3) > 0) == fp8_expected, names
         for key, value in engine.state_dict().items():
             assert torch.equal(value, before[key]), key
 

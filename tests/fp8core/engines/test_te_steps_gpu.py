@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from fp8core.conversion import convert
 from fp8core.engines.transformer_engine import TransformerEngine
 from fp8core.spec import Conversion, parse_spec
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from tests.fp8core.kernel_names import E4M3_BY_E4M3, launched, launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,15 +80,6 @@ def tokens(index: int, length: int = 64) -> torch.Tensor:
     return torch.randint(0, 256, (2, length), device=DEVICE, generator=generator)
 
 
-def kernels(run: Callable[[], Any]) -> list[str]:
-    """Names of the GPU kernels that ``run`` launched, one for each launch."""
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        run()
-        torch.cuda.synchronize()
-    return [event.key for event in profile.key_averages() for _ in range(event.count)]
-
-
 def forward(
     engine: TransformerEngine, model: Any, ids: torch.Tensor, first: bool | None = None
 ) -> torch.Tensor:
@@ -138,10 +129,10 @@ def test_the_recomputation_runs_in_fp8(name: str) -> None:
     model = llama(engine, checkpointing=True)
     train(engine, model, 2)
     loss = forward(engine, model, tokens(9))
-    names = kernels(loss.backward)
+    names = launched(loss.backward)
     engine.after_backward()
     # e4m3 x e4m3 is fprop: in a backward pass that is the recomputation.
-    assert sum("_qqtst_" in name for name in names) == LAYERS * LINEARS_PER_LAYER, names
+    assert launches(names, E4M3_BY_E4M3) == LAYERS * LINEARS_PER_LAYER, names
 
 
 @pytest.mark.parametrize("name", ["delayed", "delayed, wgrad high"])
@@ -265,7 +256,7 @@ def test_an_interval_keeps_no_casts() -> None:
 
 
 @pytest.mark.parametrize("scaling", ["delayed", "current"])
-def test_a_micro_batch_that_keeps_casts_launches_fewer_kernels(scaling: str) -> None:
+def test_a_micro_batch_that_keeps_casts_launches_fewer_launched(scaling: str) -> None:
     counts = []
     for keep in (False, True):
         engine = engine_for(scaling=scaling)
@@ -279,7 +270,7 @@ def test_a_micro_batch_that_keeps_casts_launches_fewer_kernels(scaling: str) -> 
 
         for first in (True, False, True):
             micro_batch(first if keep else None)
-        names = kernels(lambda: micro_batch(False if keep else None))  # noqa: B023
+        names = launched(lambda: micro_batch(False if keep else None))  # noqa: B023
         counts.append(names)
     # Two weights, each cast by at least one kernel.
     assert len(counts[0]) - len(counts[1]) >= 2, counts

@@ -28,6 +28,7 @@ from tests.fp8core.fusion.test_te_fusion_gpu import (
     reasons,
     train,
 )
+from tests.fp8core.kernel_names import E4M3_BY_E4M3, E4M3_BY_E5M2, launched, launches
 from tests.fp8core.training.conftest import job, series, train_here
 
 __all__ = ["job", "series", "train_here"]  # fixtures
@@ -134,14 +135,9 @@ def test_the_gemms_of_the_base_run_in_fp8_and_none_is_for_its_weights() -> None:
     model, engine, _ = made("delayed")
     train(engine, model, 2)
     batch = batch_of(5, packed=False)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        loss_of(engine, model, batch, None).backward()
-        torch.cuda.synchronize()
+    kernels = launched(lambda: loss_of(engine, model, batch, None).backward())
     engine.after_backward()
-    kernels = {event.key: event.count for event in profile.key_averages()}
-    forward = sum(count for name, count in kernels.items() if "_qqtst_" in name)
-    backward = sum(count for name, count in kernels.items() if "_qrtst_" in name)
+    forward, backward = launches(kernels, E4M3_BY_E4M3), launches(kernels, E4M3_BY_E5M2)
     # qkv, o, gate and up, down; nothing behind the first qkv needs a gradient.
     assert forward == 4 * LAYERS, kernels
     assert backward == 4 * LAYERS - 1, kernels

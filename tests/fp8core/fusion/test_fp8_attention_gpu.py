@@ -22,6 +22,7 @@ from tests.fp8core.fusion.test_te_fusion_gpu import (
     loss_of,
     make,
 )
+from tests.fp8core.kernel_names import launched
 
 pytestmark = [
     pytest.mark.gpu,
@@ -57,12 +58,8 @@ def train_whole_rows(engine: TransformerEngine, model: Any, steps: int) -> list[
 def kernels_of(engine: TransformerEngine, model: Any, *, packed: bool) -> list[str]:
     """Those of a micro-batch with ``sdpa`` or ``flash`` in their names, forward and backward."""
     batch = batch_of(5, packed=packed)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        loss_of(engine, model, batch, None).backward()
-        torch.cuda.synchronize()
+    names = launched(lambda: loss_of(engine, model, batch, None).backward())
     engine.after_backward()
-    names = [event.key for event in profile.key_averages()]
     return [name for name in names if "sdpa" in name or "flash" in name or "fmha" in name]
 
 

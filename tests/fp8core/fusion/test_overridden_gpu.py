@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fp8core.conversion import convert, restore
 from fp8core.data.attention import model_inputs
@@ -25,6 +26,7 @@ from tests.fp8core.fusion.test_te_fusion_gpu import (
     reasons,
     train,
 )
+from tests.fp8core.kernel_names import E4M3_BY_E4M3, E4M3_BY_E5M2, launched, launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -69,14 +71,9 @@ def test_the_named_gemms_of_fused_blocks_run_in_high_precision(
     model, engine, _ = converted(override, scaling)
     train(engine, model, 2)
     batch = batch_of(5, packed=False)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        loss_of(engine, model, batch, None).backward()
-        torch.cuda.synchronize()
+    kernels = launched(lambda: loss_of(engine, model, batch, None).backward())
     engine.after_backward()
-    kernels = {event.key: event.count for event in profile.key_averages()}
-    forward = sum(count for name, count in kernels.items() if "_qqtst_" in name)
-    backward = sum(count for name, count in kernels.items() if "_qrtst_" in name)
+    forward, backward = launches(kernels, E4M3_BY_E4M3), launches(kernels, E4M3_BY_E5M2)
     fprop, dgrad, wgrad = override
     assert forward == 4 * LAYERS * (not fprop), kernels
     assert backward == 4 * LAYERS * ((not dgrad) + (not wgrad)), kernels
@@ -187,12 +184,15 @@ def test_evaluation_is_in_high_precision_and_the_plain_model_comes_back() -> Non
     model, engine, report = converted((False, False, True))
     train(engine, model, 2)
     batch = batch_of(3, packed=True)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    logits: list[Tensor] = []
+
+    def evaluate() -> None:
         with torch.no_grad(), engine.evaluation_context():
             inputs = fused_inputs(model, batch, torch.bfloat16)
-            fused = model(**{"use_cache": False, **inputs}).logits
-        torch.cuda.synchronize()
-    assert not [event.key for event in profile.key_averages() if "_qqtst_" in event.key]
+            logits.append(model(**{"use_cache": False, **inputs}).logits)
+
+    assert not launches(launched(evaluate), E4M3_BY_E4M3)
+    (fused,) = logits
     restore(model, report)
     assert type(model.model.layers[0]).__name__ == "LlamaDecoderLayer"
     with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):

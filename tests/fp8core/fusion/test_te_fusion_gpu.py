@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from fp8core.fusion.cross_entropy import fused_cross_entropy, plain_cross_entrop
 from fp8core.fusion.sequences import Sequences, document_bounds
 from fp8core.spec import Conversion, parse_spec
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from tests.fp8core.kernel_names import E4M3_BY_E4M3, E4M3_BY_E5M2, launched, launches
 
 pytestmark = [
     pytest.mark.gpu,
@@ -103,6 +105,13 @@ def train(
     return losses
 
 
+def evaluate(engine: TransformerEngine, model: Any, batch: Batch) -> Tensor:
+    with torch.no_grad(), engine.evaluation_context():
+        inputs = {**fused_inputs(model, batch, torch.bfloat16), "use_cache": False}
+        logits: Tensor = model(**inputs).logits
+    return logits
+
+
 def reasons(report: Any) -> list[str | None]:
     assert report.fusion is not None
     return [row.reason for row in report.fusion.rows]
@@ -172,14 +181,9 @@ def test_the_gemms_of_a_fused_block_run_in_fp8() -> None:
     convert(model, engine, Conversion())
     train(engine, model, 2)
     batch = batch_of(5, packed=False)
-    torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        loss_of(engine, model, batch, None).backward()
-        torch.cuda.synchronize()
+    kernels = launched(lambda: loss_of(engine, model, batch, None).backward())
     engine.after_backward()
-    kernels = {event.key: event.count for event in profile.key_averages()}
-    forward = sum(count for name, count in kernels.items() if "_qqtst_" in name)
-    backward = sum(count for name, count in kernels.items() if "_qrtst_" in name)
+    forward, backward = launches(kernels, E4M3_BY_E4M3), launches(kernels, E4M3_BY_E5M2)
     # qkv, o, gate and up, down: four GEMMs forward, eight backward.
     assert forward == 4 * LAYERS, kernels
     assert backward == 8 * LAYERS, kernels
@@ -191,11 +195,8 @@ def test_evaluation_of_fused_blocks_is_in_high_precision_unless_set() -> None:
         convert(model, engine, Conversion())
         train(engine, model, 2)
         before, batch = engine.state_dict(), batch_of(5, packed=False)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            with torch.no_grad(), engine.evaluation_context():
-                model(**{"use_cache": False, **fused_inputs(model, batch, torch.bfloat16)})
-            torch.cuda.synchronize()
-        found = sum(event.count for event in profile.key_averages() if "_qqtst_" in event.key)
+        names = launched(functools.partial(evaluate, engine, model, batch))
+        found = launches(names, E4M3_BY_E4M3)
         assert found == (4 * LAYERS if in_fp8 else 0)
         for key, value in engine.state_dict().items():
             assert torch.equal(value, before[key]), key

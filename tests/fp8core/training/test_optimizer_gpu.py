@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8core.training.optimizer import AdamW, global_norm
+from tests.fp8core.kernel_names import launched, launches
 
 pytestmark = pytest.mark.gpu
 
@@ -98,8 +99,6 @@ def test_the_bits_follow_from_the_seed_and_from_nothing_else() -> None:
 
 
 def test_a_step_of_many_parameters_is_few_launches() -> None:
-    from torch.profiler import ProfilerActivity, profile
-
     parameters: dict[str, Any] = {
         str(number): nn.Parameter(torch.zeros(32, 64, device="cuda", dtype=torch.bfloat16))
         for number in range(50)
@@ -116,11 +115,7 @@ def test_a_step_of_many_parameters_is_few_launches() -> None:
     for parameter in parameters.values():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        optimizer.step()
-        torch.cuda.synchronize()
-    launches = {event.key: event.count for event in profiler.key_averages()}
-    assert launches["_step"] == 1
+    assert launched(optimizer.step).count("_step") == 1
 
 
 @pytest.mark.parametrize("odd", [False, True])
@@ -137,11 +132,8 @@ def test_the_norm_of_gradients_is_one_launch_and_the_same_each_time(odd: bool) -
     first, again = global_norm(gradients), global_norm(gradients)
     assert float(first) == pytest.approx(float(exact), rel=1e-6)
     assert torch.equal(first, again)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        global_norm(gradients)
-        torch.cuda.synchronize()
-    launches = {e.key: e.count for e in profile.key_averages() if "_square" in e.key}
-    assert sum(launches.values()) == 2, launches  # one for each format
+    names = launched(lambda: global_norm(gradients))
+    assert launches(names, "_square") == 2, names  # one for each format
 
     gradients[0][7, 7] = torch.inf
     assert not bool(torch.isfinite(global_norm(gradients)))

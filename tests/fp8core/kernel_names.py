@@ -1,0 +1,29 @@
+"""Which kernels a GPU ran. The name of a GEMM's tells what it multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+__all__ = ["E4M3_BY_E4M3", "E4M3_BY_E5M2", "launched", "launches"]
+
+E4M3_BY_E4M3 = "_qqtst_"
+"""In the names of GEMMs on Hopper: fprop, and with ``fp8_format: E4M3`` the two others."""
+E4M3_BY_E5M2 = "_qrtst_"
+"""dgrad and wgrad with ``fp8_format: HYBRID``."""
+
+
+def launched(run: Callable[[], Any]) -> list[str]:
+    """The names of the kernels that ``run`` launched, one for each launch."""
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    return [event.key for event in profile.key_averages() for _ in range(event.count)]
+
+
+def launches(names: Sequence[str], part: str) -> int:
+    """How many of ``names`` have ``part`` in them."""
+    return sum(part in name for name in names)
