@@ -65,13 +65,19 @@ def make_norm(norm: NormDescription) -> Any:
     return layer
 
 
-def as_gemms_read_them(weights: list[Any], *, in_fp8: bool) -> list[Any]:
+def as_gemms_read_them(
+    weights: list[Any], *, in_fp8: bool, dtype: torch.dtype | None = None
+) -> list[Any]:
     """The same values row after row in memory, where the GEMMs read the weights themselves.
+
+    ``dtype``: in which those of the backward pass read them beside the cast; None: they read that.
 
     Transformer Engine's GEMMs take a tensor's address and its shape, never its strides: of the view
     of a weight that the model keeps transposed they would read other values, and raise nothing.
     Casts to FP8 go by the strides, and a copy made for them would be kept for the backward pass.
     """
+    if dtype is not None:
+        return [weight.contiguous().to(dtype) for weight in weights]
     return weights if in_fp8 else [weight.contiguous() for weight in weights]
 
 
@@ -105,10 +111,8 @@ def _class(name: str) -> Any:
 
         def weights(self: Any) -> list[Any]:
             dtype = self.__dict__.get("_weight_dtype")  # not there while it is built
-            # With one, GEMMs of the backward pass read the weight beside its cast.
-            in_fp8 = self.fp8 and dtype is None
-            given = as_gemms_read_them(base._get_weight_tensors(self), in_fp8=in_fp8)
-            return given if dtype is None else [weight.to(dtype) for weight in given]
+            given = base._get_weight_tensors(self)
+            return as_gemms_read_them(given, in_fp8=self.fp8, dtype=dtype)
 
         def weight_quantizers(self: Any) -> list[Any]:
             return keep_columns_only(base._get_weight_quantizers(self))

@@ -79,7 +79,8 @@ class TransformerEngine:
         self._share: Callable[[Tensor], None] = lambda amaxes: None
         self._recomputation = Recomputation(self._first_run)
         self._casts = WeightCasts()
-        original = getattr(recipe, "backward_override", None) == "high_precision"
+        self._backward = getattr(recipe, "backward_override", None)
+        original = self._backward == "high_precision"
         self._weight_dtype = self.compute_dtype if original else None
         # A kept cast stages no amax. With an interval, the updates that are due could then miss
         # every cast of the weights, and their scales would never change again.
@@ -143,8 +144,6 @@ class TransformerEngine:
         """Why no block is fused under this recipe, or None."""
         if self._override == HIGH_PRECISION:
             return "override_linear_precision keeps all three GEMMs in high precision"
-        if getattr(self.recipe, "backward_override", None) is not None:
-            return "Transformer Engine's LayerNormMLP has no backward_override"
         return None
 
     def block_parts(self) -> BlockParts:
@@ -162,11 +161,15 @@ class TransformerEngine:
             self.compute_dtype,
             attention if self.fp8_attention else None,
         )
-        if self._override == ALL_FP8:
-            return TEParts(*arguments)
-        from fp8core.fusion.te_overridden import OverriddenParts
+        if self._override != ALL_FP8:
+            from fp8core.fusion.te_overridden import OverriddenParts
 
-        return OverriddenParts(self._joined_linear, self.compute_dtype, *arguments)
+            return OverriddenParts(self._joined_linear, self.compute_dtype, *arguments)
+        if self._backward is not None:
+            from fp8core.fusion.te_backward import BackwardParts
+
+            return BackwardParts(self._weight_dtype, *arguments)
+        return TEParts(*arguments)
 
     def _joined_linear(
         self, name: str, weights: Callable[[], tuple[Tensor, Tensor | None]]

@@ -68,6 +68,8 @@ class TEParts:
         "norm_mlp": "LayerNormMLP",
     }
     mlp_in_one: ClassVar[bool] = True
+    _weight_dtype: torch.dtype | None = None
+    """What the GEMMs are given the weights in, where that is not their own (`make_linear`)."""
 
     def __init__(
         self,
@@ -201,6 +203,7 @@ class TEParts:
     def _finish(self, layer: Any, name: str, gemms: Mapping[str, Sequence[NamedLinear]]) -> None:
         """``gemms``: what the name of each adds to ``name``, and the Linears that it joins."""
         layer.__dict__["_weight_casts"] = self._casts
+        layer.__dict__["_weight_dtype"] = self._weight_dtype
         layer.__dict__["_gemm_linears"] = tuple(gemms.values())
         layer.__dict__["_cast_weights"] = tuple(
             linear.parameter for linears in gemms.values() for linear in linears
@@ -312,7 +315,7 @@ def _class(name: str) -> Any:
     def weights(self: Any) -> list[Tensor]:
         """One for each GEMM."""
         joined = [join([linear.weight for linear in linears]) for linears in self._gemm_linears]
-        return as_gemms_read_them(joined, in_fp8=self.fp8)
+        return as_gemms_read_them(joined, in_fp8=self.fp8, dtype=self._weight_dtype)
 
     def weight_quantizers(self: Any) -> list[Any]:
         return keep_columns_only(base._get_weight_quantizers(self))

@@ -29,7 +29,7 @@ from fp8core.data.batch import Batch, round_up
 from fp8core.fusion.documents import is_plainly_causal
 from fp8core.models.fused_keeps import fused_forward
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
-from fp8core.models.weight_copies import weight_copies
+from fp8core.models.weight_copies import copy_beside_cast, weight_copies
 from fp8core.spec import JobSpec
 from fp8core.spec.recipe import high_precision_gemms, token_multiple
 
@@ -288,14 +288,13 @@ class _PlannedLinear(nn.Module):
         self.features_at = 1 if is_conv1d(linear) else 0
         engine = spec.recipe.engine
         _, dgrad_high, wgrad_high = high_precision_gemms(spec.recipe)
-        # The backward GEMMs then read what the casts of the forward pass left, in one order.
-        dequantized = getattr(spec.recipe, "backward_override", None) == "dequantized"
-        # Bytes an element. torchao casts anew in backward and keeps what came.
-        whole_input = wgrad_high and not dequantized
+        backward = getattr(spec.recipe, "backward_override", None)
+        # Bytes an element. torchao casts anew in backward and keeps what came. What is dequantized
+        # is what the casts of the forward pass left.
+        whole_input = wgrad_high and backward != "dequantized"
         self.input_bytes = 2 if whole_input or engine == "torchao" else 1
-        self.weight_copies = 0 if dgrad_high else weight_copies(spec)
-        if dequantized:
-            self.weight_copies = 1
+        self.weight_bytes = 0 if dgrad_high and backward is None else weight_copies(spec)
+        self.weight_bytes += copy_beside_cast(spec, transposed=is_conv1d(linear))
 
     def forward(self, input: Tensor) -> Tensor:
         return _Linear.apply(input.to(self._compute), self.weight, self)
@@ -310,8 +309,8 @@ class _Linear(torch.autograd.Function):
             kept.append(torch.empty_like(input, dtype=torch.uint8))
         elif needs_weight:
             kept.append(input)
-        if needs_input and plan.weight_copies:
-            kept.append(input.new_empty(*weight.shape, plan.weight_copies, dtype=torch.uint8))
+        if needs_input and plan.weight_bytes:
+            kept.append(input.new_empty(*weight.shape, plan.weight_bytes, dtype=torch.uint8))
         ctx.save_for_backward(*kept)
         return input.new_empty(*input.shape[:-1], weight.shape[plan.features_at])
 

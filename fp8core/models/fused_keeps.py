@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8core.conversion.find import is_conv1d
 from fp8core.fusion.layouts import through
 from fp8core.fusion.parts import AttentionHalf, MLPHalf, NamedLinear
 from fp8core.models.planned_fusion import PlannedBlock
-from fp8core.models.weight_copies import weight_copies
+from fp8core.models.weight_copies import copy_beside_cast, weight_copies
 from fp8core.spec import JobSpec
 
 __all__ = ["fused_forward"]
@@ -43,8 +44,18 @@ def fused_forward(
 
     override = getattr(spec.recipe, "override_linear_precision", (False,) * 3)
     chosen = not plain and any(override)
-    # What a GEMM of the backward pass in high precision reads is kept in that.
-    in_high = plain or (chosen and override[2])
+    backward = None if plain else getattr(spec.recipe, "backward_override", None)
+    gemms = _Gemms(
+        # What a GEMM of the backward pass in high precision reads is kept in that.
+        in_high=plain or (chosen and override[2]) or backward == "high_precision",
+        chosen=chosen,
+        backward=backward is not None,
+        by_blocks=by_blocks,
+    )
+
+    def bytes_of_weights(linears: Sequence[NamedLinear]) -> int:
+        transposed = is_conv1d(linears[0].module)
+        return copies + (0 if plain else copy_beside_cast(spec, transposed=transposed))
 
     def keeps_of(keeps: _Keeps) -> _Keeps:
         # GEMMs whose precision is chosen keep their input for frozen weights too.
@@ -64,15 +75,15 @@ def fused_forward(
             linears = (*attention.inputs, attention.o)
             # Kernels without FP8 read their input in whatever dtype it has.
             given = x if (plain or chosen) and attention.norm is not None else x.to(compute)
-            keeps = keeps_of(_attention_keeps(attention, in_high, adapted, chosen=chosen))
-            return _fused(given, keeps, copies, compute, linears, adapted)
+            keeps = keeps_of(_attention_keeps(attention, gemms, adapted))
+            return _fused(given, keeps, bytes_of_weights(linears), compute, linears, adapted)
 
         def multiply(x: Tensor) -> Any:
             assert mlp is not None
             linears = (*mlp.inputs, mlp.down)
             given = x if plain or chosen else x.to(compute)
-            keeps = keeps_of(_mlp_keeps(mlp, by_blocks, in_high, adapted, chosen=chosen))
-            output = _fused(given, keeps, copies, compute, linears, adapted)
+            keeps = keeps_of(_mlp_keeps(mlp, gemms, adapted))
+            output = _fused(given, keeps, bytes_of_weights(linears), compute, linears, adapted)
             # What the norm gives is one tensor more, that nothing keeps.
             return (output, output.detach().clone()) if mlp.returns_norm else output
 
@@ -91,6 +102,23 @@ def fused_forward(
 
 
 @dataclass(frozen=True)
+class _Gemms:
+    """``in_high``: whether their inputs are kept in high precision; ``chosen``: whether they are
+    those of ``override_linear_precision``; ``backward``: of ``backward_override``; ``by_blocks``:
+    whether their format is scaled by blocks."""
+
+    in_high: bool
+    chosen: bool
+    backward: bool
+    by_blocks: bool
+
+    @property
+    def keep_norm_output(self) -> bool:
+        """LayerNormLinear keeps it as it is, for frozen weights and for adapters too."""
+        return self.in_high and self.backward
+
+
+@dataclass(frozen=True)
 class _Keeps:
     """Elements a token by dtype (None: the compute dtype); ``if_trained``: with its weights.
 
@@ -102,9 +130,7 @@ class _Keeps:
     input: bool = True
 
 
-def _attention_keeps(
-    half: AttentionHalf, plain: bool, adapted: frozenset[str], *, chosen: bool
-) -> _Keeps:
+def _attention_keeps(half: AttentionHalf, gemms: _Gemms, adapted: frozenset[str]) -> _Keeps:
     width, kv_width = half.heads * half.head_dim, half.kv_heads * half.head_dim
     normed = half.norm is not None
     always: list[tuple[int, torch.dtype | None]] = [
@@ -119,48 +145,50 @@ def _attention_keeps(
         always += [(width, None), (kv_width, None)]  # the inputs of q_norm and k_norm
     entered = half.inputs[0].in_features
     has_any = _has_any(half.inputs, adapted)
+    if normed and gemms.keep_norm_output:
+        return _Keeps((*always, (entered, None)), ())
     if has_any and normed:
-        always += _adapters_input(entered, plain, chosen)
+        always += _adapters_input(entered, gemms)
     # Without a norm the adapters' input is the half's own, which is also what such a GEMM keeps.
-    given = normed or (has_any and not (plain and chosen))
-    if plain:
+    given = normed or (has_any and not (gemms.in_high and gemms.chosen))
+    if gemms.in_high:
         # The second GEMM's input is attention's output itself; the first one's what a norm gave.
         return _Keeps(tuple(always), ((entered, None),), input=given)
     # The inputs of the two GEMMs, column-wise.
     return _Keeps(tuple(always), ((entered, _FP8), (width, _FP8)), input=given)
 
 
-def _mlp_keeps(
-    half: MLPHalf, by_blocks: bool, plain: bool, adapted: frozenset[str], *, chosen: bool
-) -> _Keeps:
+def _mlp_keeps(half: MLPHalf, gemms: _Gemms, adapted: frozenset[str]) -> _Keeps:
     hidden, inner = half.inputs[0].in_features, half.down.in_features
     always: tuple[tuple[int, torch.dtype | None], ...] = (
         (1, _FP32),
         (len(half.inputs) * inner, None),  # gate and up, before the activation
     )
-    if _has_any(half.inputs, adapted):
-        always += _adapters_input(hidden, plain, chosen)
-    if _has_any([half.down], adapted) and not (plain and chosen):
+    if gemms.keep_norm_output:
+        always += ((hidden, None),)
+    elif _has_any(half.inputs, adapted):
+        always += _adapters_input(hidden, gemms)
+    if _has_any([half.down], adapted) and not (gemms.in_high and gemms.chosen):
         always += ((inner, None),)  # the adapter's input
-    if plain:
+    if gemms.keep_norm_output:
+        return _Keeps(always, ((inner, None),))
+    if gemms.in_high:
         return _Keeps(always, ((hidden, None), (inner, None)))
-    if half.activation == "gelu_erf" or chosen:
+    if half.activation == "gelu_erf" or gemms.chosen or gemms.backward:
         return _Keeps(always, ((hidden, _FP8), (inner, _FP8)))
     # Unlike LayerNormLinear, LayerNormMLP keeps the normalised input both ways round.
-    product = 2 * inner if by_blocks else inner
+    product = 2 * inner if gemms.by_blocks else inner
     return _Keeps(always, ((2 * hidden, _FP8), (product, _FP8)))
 
 
-def _adapters_input(
-    features: int, plain: bool, chosen: bool
-) -> tuple[tuple[int, torch.dtype | None], ...]:
+def _adapters_input(features: int, gemms: _Gemms) -> tuple[tuple[int, torch.dtype | None], ...]:
     """LayerNormLinear that gives it keeps its FP8 form as well, for frozen weights too.
 
     GEMMs whose precision is chosen keep either form by themselves, see ``keeps_of``.
     """
-    if chosen:
-        return () if plain else ((features, None),)
-    return ((features, None),) if plain else ((features, None), (features, _FP8))
+    if gemms.chosen:
+        return () if gemms.in_high else ((features, None),)
+    return ((features, None),) if gemms.in_high else ((features, None), (features, _FP8))
 
 
 def _has_any(linears: Sequence[NamedLinear], adapted: frozenset[str]) -> bool:

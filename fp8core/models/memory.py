@@ -34,7 +34,7 @@ from fp8core.conversion.find import is_conv1d, output_heads, sequence_level_laye
 from fp8core.conversion.norms import is_norm
 from fp8core.models.dry_run import dry_run
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
-from fp8core.models.weight_copies import keeps_casts, weight_copies
+from fp8core.models.weight_copies import copy_beside_cast, keeps_casts, weight_copies
 from fp8core.spec import JobSpec
 from fp8core.training.moments import bytes_of_moments
 from fp8core.training.precision import dtype_of
@@ -85,6 +85,8 @@ def estimate_memory(
     table = _tied_table(model)
     converted = {id(d.layer.module) for d in decisions if d.reason is None and d.norm is None}
     copies = _weight_copies(model, converted, spec)
+    # Kept casts of the weights outlive the backward pass.
+    lasting = _weight_copies(model, converted, spec, casts=True) if keeps_casts(spec) else 0
     rows = {
         "weights": size * _BYTES[precision.weights] + added * _BYTES["fp32"],
         "master_weights": trained * _BYTES[precision.master_weights],
@@ -104,8 +106,6 @@ def estimate_memory(
     always += rows["workspaces"]
     accumulating = spec.training.gradient_accumulation > 1
     gradients = rows["gradients"]
-    # Kept casts of the weights outlive the backward pass.
-    lasting = copies if keeps_casts(spec) else 0
     at_loss = always + kept.forward + kept.loss + (gradients if accumulating else 0)
     at_end = always + gradients + lasting + kept.last_block
     if not added:
@@ -225,7 +225,10 @@ def _compute_bytes(spec: JobSpec) -> int:
     return _BYTES[getattr(spec.recipe, "dtype", "bf16")]
 
 
-def _weight_copies(model: nn.Module, converted: set[int], spec: JobSpec) -> int:
+def _weight_copies(
+    model: nn.Module, converted: set[int], spec: JobSpec, *, casts: bool = False
+) -> int:
+    """``casts``: of converted layers the casts alone, not what waits for dgrad beside them."""
     cast = _compute_bytes(spec)
     if cast == _BYTES[spec.training.precision.weights]:
         cast = 0
@@ -240,7 +243,11 @@ def _weight_copies(model: nn.Module, converted: set[int], spec: JobSpec) -> int:
             size = sum(weight.numel() for weight in weights if weight is not None)
         else:
             continue
-        total += size * (weight_copies(spec) if id(module) in converted else cast)
+        if id(module) not in converted:
+            total += size * cast
+            continue
+        beside = 0 if casts else copy_beside_cast(spec, transposed=is_conv1d(module))
+        total += size * (weight_copies(spec) + beside)
     return total
 
 

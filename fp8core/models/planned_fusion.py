@@ -180,8 +180,6 @@ def fusion_refusal(spec: JobSpec) -> str | None:
         return f"the engine {spec.recipe.engine} has no fused blocks"
     if all(getattr(spec.recipe, "override_linear_precision", (False,))):
         return "override_linear_precision keeps all three GEMMs in high precision"
-    if getattr(spec.recipe, "backward_override", None) is not None:
-        return "Transformer Engine's LayerNormMLP has no backward_override"
     return None
 
 

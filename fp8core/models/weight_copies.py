@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fp8core.spec import JobSpec
 
-__all__ = ["keeps_casts", "weight_copies"]
+__all__ = ["copy_beside_cast", "keeps_casts", "weight_copies"]
 
 
 def weight_copies(spec: JobSpec) -> int:
@@ -13,6 +13,7 @@ def weight_copies(spec: JobSpec) -> int:
     Transformer Engine casts a weight in both orders (before Blackwell), and its formats with one
     scale keep but the order that dgrad reads, unless the cast serves the next micro-batch too. The
     layers of ``override_linear_precision`` keep both, and none where dgrad is in high precision.
+    With ``backward_override`` a weight is cast for the forward pass alone, in one order, and kept.
     """
     recipe = spec.recipe
     if recipe.engine != "te":
@@ -20,8 +21,21 @@ def weight_copies(spec: JobSpec) -> int:
     override = getattr(recipe, "override_linear_precision", (False, False, False))
     if override[1]:
         return 0
+    if getattr(recipe, "backward_override", None) is not None:
+        return 1
     one_scale = recipe.scaling in ("delayed", "current")
     return 1 if one_scale and not keeps_casts(spec) and not any(override) else 2
+
+
+def copy_beside_cast(spec: JobSpec, *, transposed: bool) -> int:
+    """Bytes an element of a copy of a converted layer's weight that waits for its dgrad.
+
+    With ``backward_override: high_precision`` that reads the weight in bf16, row after row. There
+    is a copy where it is stored otherwise: in fp32, or ``transposed``, as a ``Conv1D`` keeps it.
+    """
+    if getattr(spec.recipe, "backward_override", None) != "high_precision":
+        return 0
+    return 2 if transposed or spec.training.precision.weights != "bf16" else 0
 
 
 def keeps_casts(spec: JobSpec) -> bool:

@@ -35,7 +35,10 @@ def _fp8_attention_is_fused(spec: JobSpec) -> Iterator[Problem]:
             "attention in FP8 beside override_linear_precision has not been tried; leave one out",
         )
     if getattr(spec.recipe, "backward_override", None) is not None:
-        yield conflict("/recipe/fp8_dpa", f"{needed}backward_override, which no fused MLP has")
+        yield conflict(
+            "/recipe/fp8_dpa",
+            "attention in FP8 beside backward_override has not been tried; leave one out",
+        )
     if spec.task != "causal_lm":
         yield conflict("/recipe/fp8_dpa", f"{needed}the task {spec.task}; only causal_lm has any")
 

@@ -39,6 +39,8 @@ def _of_recipe(spec: JobSpec) -> str | None:
         return f"steps with {how} were not measured as a graph"
     if any(getattr(recipe, "override_linear_precision", ())):
         return "steps with override_linear_precision were not measured as a graph"
+    if getattr(recipe, "backward_override", None) is not None:
+        return "steps with backward_override were not measured as a graph"
     if recipe.scaling == "delayed" and recipe.interval != 1:
         return "with recipe.interval the host counts the updates of scales"
     if getattr(recipe, "fp8_dpa", False):

@@ -39,6 +39,20 @@ def test_a_transposed_weight_is_laid_out_in_rows_and_its_gradient_reaches_the_pa
     assert torch.equal(kept.grad, along.t())
 
 
+@pytest.mark.parametrize("in_fp8", [True, False])
+def test_a_weight_that_is_read_beside_its_cast_is_in_that_dtype(in_fp8: bool) -> None:
+    """Without a GEMM of bf16 with fp32, and of a transposed weight too."""
+    kept, plain = nn.Parameter(torch.randn(3, 5)), nn.Parameter(torch.randn(4, 3).bfloat16())
+    turned, same = as_gemms_read_them([kept.t(), plain], in_fp8=in_fp8, dtype=torch.bfloat16)
+    assert same is plain
+    assert (turned.dtype, turned.stride()) == (torch.bfloat16, (3, 1))
+    assert torch.equal(turned, kept.t().bfloat16())
+    along = torch.randn(5, 3).bfloat16()
+    (turned * along).sum().backward()
+    assert kept.grad is not None
+    assert torch.equal(kept.grad, along.t().float())
+
+
 # Kept casts of weights
 
 

@@ -49,6 +49,12 @@ RECIPES: dict[str, dict[str, Any]] = {
         "amax_history_len": 4,
         "override_linear_precision": [False, False, True],
     },
+    "high_precision": {
+        "engine": "te",
+        "scaling": "block",
+        "backward_override": "high_precision",
+    },
+    "dequantized": {"engine": "te", "scaling": "block", "backward_override": "dequantized"},
     "amp": {"engine": "amp", "dtype": "bf16"},
 }
 

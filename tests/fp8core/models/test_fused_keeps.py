@@ -30,6 +30,44 @@ def test_what_fused_blocks_keep_by_hand(make_spec, llama_config):
     assert kept["block"] == kept["delayed"] + 2 * 128 * 160
 
 
+BACKWARD = {"engine": "te", "scaling": "block"}
+
+
+@pytest.mark.parametrize("backward", ["high_precision", "dequantized"])
+def test_what_fused_blocks_with_their_backward_gemms_in_bf16_keep(
+    make_spec, llama_config, backward
+):
+    """As they are, or as they were cast, are the inputs kept, and no columns of the weights."""
+    recipe = {**BACKWARD, "backward_override": backward}
+    training = {"batch_size": 2, "sequence_length": 64, "precision": "throughput"}
+    made = plan(make_spec(llama_config, recipe=recipe, training=training))
+    assert (made.fusion["fused"], made.fusion["not_because"]) == (2, {})
+    # As in FP8, see above. What goes into the GEMM of o is attention's output, kept in any case.
+    cast = 1 if backward == "dequantized" else 2
+    attention = 2 * 64 + 2 * (64 + 32 + 32 + 64) + 4 * (1 + 4) + cast * 64
+    attention += 64 if backward == "dequantized" else 0
+    mlp = 2 * 64 + 4 + cast * 64 + 2 * 2 * 160 + cast * 160
+    around = 128 * (2 * 64 + 2 * 64 + 2 * 272 + 8) + 2 * 64 * 272
+    assert made.memory["activations"] == 2 * 128 * (attention + mlp) + around
+    assert made.memory["compute_weight_copies"] == 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+
+
+@pytest.mark.parametrize("backward", ["high_precision", "dequantized"])
+def test_what_such_blocks_keep_beside_adapters(make_spec, llama_config, backward):
+    """LayerNormLinear keeps for dgrads alone what its norm gave, and adapters read the same."""
+    kept = {}
+    for target in ("q_proj", "o_proj", "up_proj", "down_proj"):
+        recipe = {**BACKWARD, "backward_override": backward}
+        training = {"batch_size": 2, "sequence_length": 64, "precision": "throughput"}
+        adapter = {"rank": 4, "target_modules": [f"*.{target}"]}
+        made = plan(make_spec(llama_config, recipe=recipe, training=training, adapter=adapter))
+        assert (made.fusion["fused"], made.fusion["not_because"]) == (2, {})
+        kept[target] = made.memory["activations"]
+    of_norm = 0 if backward == "high_precision" else 3 * 64
+    assert kept["q_proj"] - kept["o_proj"] == 2 * 128 * of_norm
+    assert kept["down_proj"] - kept["up_proj"] == 2 * 128 * (2 * 160 - of_norm)
+
+
 @pytest.mark.parametrize("recipe", [{"engine": "te"}, {"engine": "amp"}])
 def test_what_fused_blocks_keep_beside_adapters(make_spec, llama_config, recipe):
     """Of a frozen base what its dgrads need; and the inputs of the adapters."""

@@ -89,6 +89,35 @@ def test_a_dgrad_in_bf16_keeps_no_cast_of_the_weights(make_spec, llama_config, f
     assert without["activations"] == with_casts["activations"]
 
 
+@pytest.mark.parametrize("fuse", ["auto", "none"])
+@pytest.mark.parametrize("backward", ["high_precision", "dequantized"])
+def test_backward_gemms_in_bf16_leave_one_cast_and_perhaps_a_copy(
+    make_spec, llama_config, backward, fuse
+):
+    """Of weights in fp32 dgrad in high precision reads a copy in bf16, which lasts no longer."""
+    recipe = {"engine": "te", "scaling": "block", "backward_override": backward}
+    weights = 2 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 160)
+    other = {"method": 2 * 64 * 272, "throughput": 0}  # autocast's copy of the head's weight
+    activations = {}
+    for precision in ("method", "throughput"):
+        held = []
+        for accumulation in (1, 2):
+            training = {"gradient_accumulation": accumulation, "precision": precision}
+            training |= {"batch_size": 2, "sequence_length": 64}
+            spec = make_spec(
+                llama_config, recipe=recipe, training=training, conversion={"fuse": fuse}
+            )
+            made = plan(spec)
+            copy = 2 if (backward, precision) == ("high_precision", "method") else 0
+            copies = (1 + copy) * weights + other[precision]
+            assert made.memory["compute_weight_copies"] == copies
+            held.append(made.memory_moments["optimizer"])
+        assert held[1] - held[0] == weights + other[precision]
+        activations[precision] = made.memory["activations"]
+    # The casts and copies are no activations. In fp32 the residual stream and the loss differ.
+    assert activations["method"] >= activations["throughput"]
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_input_projections_of_torchs_attention_have_copies_too(make_spec, llama_config, separate):
     widths = {"kdim": 32, "vdim": 32} if separate else {}

@@ -235,17 +235,18 @@ def test_the_plan_says_what_is_not_fused_and_why(make_spec, llama_config):
     assert reason.startswith("self_attn.k_proj is kept: ")
     adapted = plan(make_spec(llama_config, recipe=te, adapter={"target_modules": ["*.q_proj"]}))
     assert (adapted.fusion["fused"], adapted.fusion["not_because"]) == (2, {})
+    all_three = {"override_linear_precision": [True, True, True]}
+    made = plan(make_spec(llama_config, recipe={**te, **all_three})).fusion
+    assert made["fused"] == 0
+    (reason,) = made["not_because"]
+    assert "override_linear_precision" in reason
     for fields in (
-        {"override_linear_precision": [True, True, True]},
+        {"override_linear_precision": [False, False, True]},
+        {"scaling": "block", "backward_override": "high_precision"},
         {"scaling": "block", "backward_override": "dequantized"},
     ):
         made = plan(make_spec(llama_config, recipe={**te, **fields})).fusion
-        assert made["fused"] == 0
-        (reason,) = made["not_because"]
-        assert next(field for field in fields if field != "scaling") in reason
-    chosen = {**te, "override_linear_precision": [False, False, True]}
-    made = plan(make_spec(llama_config, recipe=chosen)).fusion
-    assert (made["fused"], made["not_because"]) == (2, {})
+        assert (made["fused"], made["not_because"]) == (2, {})
 
 
 def test_bf16_is_fused_on_a_gpu_and_the_loss_whatever_becomes_of_the_blocks(

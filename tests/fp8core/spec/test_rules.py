@@ -54,7 +54,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             }
         },
         "/recipe/fp8_dpa",
-        "backward_override, which no fused MLP has",
+        "attention in FP8 beside backward_override has not been tried",
     ),
     ({"data": CHAT, "task": "masked_lm"}, "/data/format", "needs the format text, not chat"),
     ({"data": PROMPTS, "task": "masked_lm"}, "/data/format", "needs the format text"),

@@ -130,6 +130,16 @@ def spec_of(**parts: Any) -> JobSpec:
             {"recipe": {"engine": "te", "override_linear_precision": [False, False, True]}},
             "override_linear_precision",
         ),
+        (
+            {
+                "recipe": {
+                    "engine": "te",
+                    "scaling": "block",
+                    "backward_override": "dequantized",
+                }
+            },
+            "steps with backward_override",
+        ),
         ({"recipe": {"engine": "te", "scaling": "mxfp8"}}, "steps with scaling mxfp8"),
         ({"recipe": {"engine": "te", "interval": 2}}, "recipe.interval"),
         ({"training": {"cuda_graphs": "off"}}, "training.cuda_graphs is off"),
