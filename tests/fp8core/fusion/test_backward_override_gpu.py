@@ -5,7 +5,6 @@ In block scaling, the one scaling on Hopper whose recipes have the field.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,22 +12,26 @@ import torch
 from torch import Tensor
 
 from fp8core.conversion import convert
-from fp8core.data.batch import Batch
 from fp8core.engines.gemm_watch import GemmWatch
 from fp8core.engines.te_availability import availability
 from fp8core.engines.transformer_engine import TransformerEngine
 from fp8core.fusion import fused_inputs
-from fp8core.fusion.cross_entropy import plain_cross_entropy
 from fp8core.spec import Conversion
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
-from tests.fp8core.fusion import test_bert_gpu, test_gpt2_gpu
+from tests.fp8core.fusion.gpu_models import (
+    EVERY_FAMILY,
+    FAR,
+    batch_for,
+    distances,
+    gradients_of,
+    make,
+    self_loss,
+)
 from tests.fp8core.fusion.test_te_fusion_gpu import (
     DEVICE,
-    FAMILIES,
     LAYERS,
     _recipe,
     batch_of,
-    make,
     reasons,
     train,
 )
@@ -41,13 +44,10 @@ pytestmark = [
 
 VALUES = ("high_precision", "dequantized")
 MODELS: list[tuple[str, torch.dtype]] = [
-    *((family, torch.bfloat16) for family in (*FAMILIES, "GPT2", "Bert")),
+    *((family, torch.bfloat16) for family in EVERY_FAMILY),
     # Of weights in fp32 the backward GEMMs read a copy; GPT-2's are transposed besides.
     *((family, torch.float32) for family in ("Llama", "GPT2", "Bert")),
 ]
-FAR = 0.1
-"""Rounding that differs before a cast to FP8 moves some elements by an FP8 step, as in
-`test_gradient_parity_gpu`; a gradient of the wrong operand is tens of per cent away."""
 
 
 def converted(
@@ -57,12 +57,7 @@ def converted(
     available = availability(recipe, DEVICE)
     if not available.ok:
         pytest.skip("; ".join(available.reasons))
-    if family == "GPT2":
-        model = test_gpt2_gpu.make(dtype)
-    elif family == "Bert":
-        model = test_bert_gpu.make(dtype, activation="gelu_new")
-    else:
-        model = make(family, dtype)
+    model = make(family, dtype)
     engine = TransformerEngine(recipe, DEVICE)
     report = convert(model, engine, Conversion.model_validate({"fuse": fuse}))
     if fuse == "auto":
@@ -72,59 +67,34 @@ def converted(
     return model, engine, report
 
 
-def batch_for(family: str, *, packed: bool) -> Batch:
-    return replace(batch_of(5, packed=packed), causal=family != "Bert")
-
-
-def loss_of(engine: TransformerEngine, model: Any, batch: Batch) -> Tensor:
-    """Of each real token itself: any loss serves to compare gradients."""
-    targets = batch.input_ids.masked_fill(batch.document_ids < 0, -100)
-    inputs = fused_inputs(model, batch, torch.bfloat16)
-    if batch.causal:
-        inputs["use_cache"] = False
-    with engine.training_context():
-        logits = model(**inputs).logits
-        return plain_cross_entropy(logits, targets) / (targets >= 0).sum()
-
-
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize(("family", "dtype"), MODELS)
 def test_gradients_are_those_of_the_layers_one_by_one(
     family: str, dtype: torch.dtype, value: str
 ) -> None:
-    found = []
+    batch = batch_for(family, packed=True)
+    found = {}
     for fuse in ("none", "auto"):
         model, engine, _ = converted(value, family, dtype, fuse)
-        loss = loss_of(engine, model, batch_for(family, packed=True))
-        loss.backward()
-        engine.after_backward()
-        gradients = {n: p.grad.float() for n, p in model.named_parameters() if p.grad is not None}
-        found.append((loss.item(), gradients))
-    (expected, others), (own, gradients) = found
+        found[fuse] = gradients_of(engine, model, batch)
+    (expected, others), (own, gradients) = found["none"], found["auto"]
     assert own == pytest.approx(expected, rel=0.01)
-    assert gradients.keys() == others.keys()
-    assert all(bool(gradient.isfinite().all()) for gradient in gradients.values())
-    apart = {n: float((g - others[n]).norm() / others[n].norm()) for n, g in gradients.items()}
-    # A bias of k moves all scores of a token alike: what is left is rounding.
-    apart = {name: far for name, far in apart.items() if not name.endswith("key.bias")}
-    whole = torch.cat([gradient.flatten() for gradient in gradients.values()])
-    along = torch.cat([gradient.flatten() for gradient in others.values()])
-    total = float((whole - along).norm() / along.norm())
-    print(family, dtype, value, total, max(apart.values()), max(apart, key=lambda n: apart[n]))
+    total, apart = distances(gradients, others)
+    print(family, dtype, value, total, max((far, name) for name, far in apart.items()))
     assert total < FAR
     assert max(apart.values()) < 2 * FAR, apart
 
 
 @pytest.mark.parametrize("value", VALUES)
-@pytest.mark.parametrize("family", [*FAMILIES, "GPT2", "Bert"])
+@pytest.mark.parametrize("family", EVERY_FAMILY)
 def test_kernels_are_in_fp8_forward_and_in_bf16_backward(family: str, value: str) -> None:
     model, engine, _ = converted(value, family)
     batch = batch_for(family, packed=False)
     for _ in range(2):
-        loss_of(engine, model, batch).backward()
+        self_loss(engine, model, batch).backward()
         engine.after_backward()
     losses: list[Tensor] = []
-    forward = launched(lambda: losses.append(loss_of(engine, model, batch)))
+    forward = launched(lambda: losses.append(self_loss(engine, model, batch)))
     backward = launched(losses[0].backward)
     engine.after_backward()
     # qkv, o, gate and up (or up), down; each has two GEMMs backward. BERT's head has a Linear more.
@@ -142,7 +112,7 @@ def test_the_operands_of_all_three_gemms_of_each_layer(family: str, value: str) 
     together = {name: layers for name, (_, layers) in block.modules.items()}
     batch = batch_for(family, packed=True)
     with GemmWatch(modules, batch.input_ids.shape, together) as watch:
-        loss_of(engine, model, batch).backward()
+        self_loss(engine, model, batch).backward()
         engine.after_backward()
     assert set(watch.seen) == {linear.name for linear in block.linears}
     for layer, seen in watch.seen.items():
@@ -172,12 +142,9 @@ def test_kept_casts_change_no_loss(value: str) -> None:
     """The second micro-batch multiplies with the casts of the first, forward and backward."""
     model, engine, _ = converted(value, dtype=torch.float32)
     batch = batch_of(1, packed=True)
-    model.zero_grad()
     found = []
     for first in (None, True, False):
-        with engine.training_context(first):
-            inputs = {**fused_inputs(model, batch, torch.bfloat16), "use_cache": False}
-            loss = plain_cross_entropy(model(**inputs).logits, batch.input_ids)
+        loss = self_loss(engine, model, batch, first)
         (gradient,) = torch.autograd.grad(loss, model.model.layers[0].mlp.up_proj.weight)
         engine.after_backward()
         found.append((loss.item(), gradient))
@@ -191,7 +158,7 @@ def test_kept_casts_change_no_loss(value: str) -> None:
 def test_health_is_of_what_is_cast_and_of_nothing_else(family: str, value: str) -> None:
     model, engine, report = converted(value, family)
     engine.record_health(True)
-    loss_of(engine, model, batch_for(family, packed=False)).backward()
+    self_loss(engine, model, batch_for(family, packed=False)).backward()
     engine.after_backward()
     figures = engine.health()
     engine.record_health(False)

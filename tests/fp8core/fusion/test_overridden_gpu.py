@@ -8,13 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8core.conversion import convert, restore
+from fp8core.conversion import convert, restore, restore_layers
 from fp8core.data.attention import model_inputs
 from fp8core.engines.te_override import OperandUse
 from fp8core.engines.transformer_engine import TransformerEngine
 from fp8core.fusion import fused_inputs
 from fp8core.spec import Conversion
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
+from tests.fp8core.fusion.gpu_models import (
+    FAR,
+    batch_for,
+    distances,
+    gradients_of,
+    make,
+    self_loss,
+)
 from tests.fp8core.fusion.test_te_fusion_gpu import (
     DEVICE,
     FAMILIES,
@@ -22,7 +30,6 @@ from tests.fp8core.fusion.test_te_fusion_gpu import (
     _recipe,
     batch_of,
     loss_of,
-    make,
     reasons,
     train,
 )
@@ -53,10 +60,11 @@ def converted(
     scaling: str = "delayed",
     family: str = "Llama",
     fuse: str = "auto",
+    dtype: torch.dtype = torch.bfloat16,
     **more: Any,
 ) -> tuple[Any, TransformerEngine, Any]:
     recipe = {**SCALINGS[scaling], "override_linear_precision": list(override), **more}
-    model, engine = make(family), TransformerEngine(_recipe(recipe), DEVICE)
+    model, engine = make(family, dtype), TransformerEngine(_recipe(recipe), DEVICE)
     report = convert(model, engine, Conversion.model_validate({"fuse": fuse}))
     if fuse == "auto":
         assert reasons(report) == [None] * LAYERS
@@ -77,6 +85,68 @@ def test_the_named_gemms_of_fused_blocks_run_in_high_precision(
     fprop, dgrad, wgrad = override
     assert forward == 4 * LAYERS * (not fprop), kernels
     assert backward == 4 * LAYERS * ((not dgrad) + (not wgrad)), kernels
+
+
+@pytest.mark.parametrize("override", OVERRIDES)
+@pytest.mark.parametrize("family", ["GPT2", "Bert"])
+def test_they_do_so_in_gpt2_and_bert(family: str, override: tuple[bool, bool, bool]) -> None:
+    """Their layers have biases; GPT-2's weights are transposed, and BERT's norms come behind."""
+    model, engine, _ = converted(override, family=family)
+    batch = batch_for(family, packed=False)
+    for _ in range(2):
+        self_loss(engine, model, batch).backward()
+        engine.after_backward()
+    kernels = launched(lambda: self_loss(engine, model, batch).backward())
+    engine.after_backward()
+    layers = 4 * LAYERS + (family == "Bert")  # a Linear before the output of its head
+    forward, backward = launches(kernels, E4M3_BY_E4M3), launches(kernels, E4M3_BY_E5M2)
+    fprop, dgrad, wgrad = override
+    assert forward == layers * (not fprop), kernels
+    assert backward == layers * ((not dgrad) + (not wgrad)), kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("override", [(False, False, True), (False, True, False)])
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Bert"])
+def test_gradients_are_those_of_the_layers_one_by_one(
+    family: str, override: tuple[bool, bool, bool], dtype: torch.dtype
+) -> None:
+    """With scales of the tensors at hand: delayed ones would all be 1 in a first step."""
+    batch = batch_for(family, packed=True)
+    found = {}
+    for fuse in ("none", "auto"):
+        model, engine, _ = converted(override, "current", family, fuse, dtype)
+        found[fuse] = gradients_of(engine, model, batch)
+    (expected, others), (own, gradients) = found["none"], found["auto"]
+    assert own == pytest.approx(expected, rel=0.01)
+    total, apart = distances(gradients, others)
+    print(family, override, dtype, total, max((far, name) for name, far in apart.items()))
+    assert total < FAR
+    assert max(apart.values()) < 2 * FAR, apart
+
+
+def test_half_of_a_block_is_put_back_and_then_everything() -> None:
+    model, engine, report = converted((False, False, True))
+    train(engine, model, 2)
+    batch = batch_of(5, packed=False)
+
+    def fp8_gemms_of_a_step() -> tuple[int, int]:
+        kernels = launched(lambda: loss_of(engine, model, batch, None).backward())
+        engine.after_backward()
+        return launches(kernels, E4M3_BY_E4M3), launches(kernels, E4M3_BY_E5M2)
+
+    assert fp8_gemms_of_a_step() == (4 * LAYERS, 4 * LAYERS)
+    restore_layers(report, {"model.layers.1.mlp.up_proj": "for a test"})
+    assert fp8_gemms_of_a_step() == (4 * LAYERS - 2, 4 * LAYERS - 2)
+    losses = train(engine, model, 4)
+    restore_layers(report, dict.fromkeys(report.converted_layers(), "for a test"))
+    assert not report.converted_layers()
+    assert {type(layer).__name__ for layer in model.model.layers} == {"LlamaDecoderLayer"}
+    assert fp8_gemms_of_a_step() == (0, 0)
+    losses += train(engine, model, 4)
+    assert losses[-1] < losses[1]
+    for name, parameter in model.named_parameters():
+        assert bool(parameter.isfinite().all()), name
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)

@@ -208,47 +208,6 @@ def test_fallback_and_its_resume(
     assert rows[FAULTY]["to"] is None
 
 
-def test_a_fused_block_falls_back_and_stays_so_after_a_resume(
-    job: Job, train_here: TrainHere, series: Series, tmp_path: Path
-) -> None:
-    """The fault lies in the fused form of one MLP, from step 3 on. What a fused block computes is
-    seen as a whole, so that all its layers go back; those of the other block stay."""
-    stop = StopRequest()
-
-    def fault(assembled: Assembled, *, until: int | None) -> None:
-        assert assembled.conversion.fusion is not None
-        blocks = {block.name: block for block in assembled.conversion.fusion.blocks}
-        mlp = blocks["model.layers.1"].mlp
-        compute, now = assembled.learner.gradients, 0
-        if mlp is not None:
-            kernel: Any = mlp.norm_mlp
-            mlp.norm_mlp = lambda x: kernel(x) * (math.nan if now >= 3 else 1.0)  # type: ignore[assignment]
-
-        def gradients(step: int, *arguments: Any, **options: Any) -> Tensor:
-            nonlocal now
-            now = step
-            stop.requested = until is not None and step >= until
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = gradients  # type: ignore[method-assign]
-
-    parts = {**ON_GPU, "conversion": {"fuse": "auto", "small_gemm": "off"}, "model": FUSED}
-    spec = job(**parts, training={"on_divergence": "fallback_bf16"})
-    workdir = tmp_path / "w"
-    train_here(spec, workdir, plant=lambda a: fault(a, until=4), stop=stop)
-    stop.requested = False
-    result, _ = train_here(spec, workdir, plant=lambda a: fault(a, until=None))
-    assert result.step == 6
-    (event,) = events(workdir, "fallback_bf16")
-    assert event["data"]["step"] == 3
-    assert {".".join(name.split(".")[:3]) for name in event["data"]["layers"]} == {"model.layers.1"}
-    assert all(math.isfinite(value) for value in series(workdir, "train/loss").values())
-    rows = {r["name"]: r for r in json.loads((workdir / "conversion.json").read_bytes())}
-    for layer in ("gate_proj", "up_proj", "down_proj"):
-        assert "put back into high precision" in rows[f"model.layers.1.mlp.{layer}"]["reason"]
-        assert rows[f"model.layers.0.mlp.{layer}"]["group"] == "model.layers.0.mlp"
-
-
 def test_adapters_beside_te_layers(job: Job, train_here: TrainHere, tmp_path: Path) -> None:
     base = tmp_path / "base"
     config = LlamaConfig(
