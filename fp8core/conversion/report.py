@@ -13,6 +13,7 @@ from fp8core.conversion.key_map import KeyMap
 if TYPE_CHECKING:
     from fp8core.conversion.small_gemm import SmallGemms
     from fp8core.fusion.fuse import ModelFusion
+    from fp8core.training.frozen_base import StoredBase
 
 __all__ = ["ConversionReport", "ConversionRow", "Replacement", "count_rows"]
 
@@ -81,8 +82,11 @@ class ConversionReport:
     """The fused blocks; None where none was looked for."""
     small_gemms: SmallGemms | None = None
     """What the small-GEMM rule came to; None where none was asked for."""
+    base_weights: StoredBase | None = None
+    """What of a frozen base lies in FP8; None where none of it was to."""
     others: list[ConversionRow] = field(default_factory=list)
-    """What else of the model was to be exchanged: how all of it attends."""
+    """What else of the model was to be exchanged: how all of it attends, what frozen weights lie
+    in."""
 
     def converted_layers(self) -> dict[str, nn.Module]:
         """The layers that compute in the engine's precision now, by name: what can be put back.

@@ -32,6 +32,7 @@ from fp8core.engines.state_check import check_state
 from fp8core.numerics.casts import E4M3, E5M2, Float8Format, measure_amax, quantize
 from fp8core.numerics.current_scaling import current_scale
 from fp8core.numerics.delayed_scaling import AmaxHistories, AmaxHistory, DelayedScaling, Scales
+from fp8core.numerics.float8_weight import Float8Weight
 from fp8core.numerics.health import HealthRecorder
 from fp8core.spec.recipe import TOKEN_MULTIPLE, EmulatedCurrent, EmulatedDelayed
 
@@ -77,6 +78,7 @@ class EmulatedEngine:
         self.device = device
         self.compute_dtype = torch.float32 if autocast_dtype is None else autocast_dtype
         self._autocast_dtype = autocast_dtype
+        self.stores_powers_of_two = getattr(recipe, "use_power_2_scales", False)
         self._backward_format = E4M3 if recipe.fp8_format == "E4M3" else E5M2
         self._forward_histories: AmaxHistories | None = None
         self._backward_histories: AmaxHistories | None = None
@@ -120,6 +122,9 @@ class EmulatedEngine:
 
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         return EmulatedNorm(norm)
+
+    def reads_stored_weights(self, module: nn.Module) -> bool:
+        return isinstance(module, EmulatedLinear) and not any(self.recipe.override_linear_precision)
 
     # The step
 
@@ -258,6 +263,10 @@ class EmulatedEngine:
     def _quantize(
         self, tensor: Tensor, name: str, role: str, region: _Region, record: bool
     ) -> QuantizedTensor:
+        if isinstance(tensor, Float8Weight):
+            if record and self._health is not None:
+                self._health.take(f"{name}/{role}", tensor.cast.figures)
+            return QuantizedTensor(tensor.codes, tensor.scale_inverse, tensor.cast.may_hold_nan)
         forward = role in _FORWARD_COLUMNS
         fmt = E4M3 if forward else self._backward_format
         measured = measure_amax(tensor)

@@ -193,6 +193,22 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class StoringEngine(Protocol):
+    """An engine whose layers can read a frozen weight that lies in FP8, a `Float8Weight`.
+
+    They take its codes and its scale as they are, with any recipe whose weights have one scale.
+    In high precision they read the values that these stand for.
+    """
+
+    stores_powers_of_two: bool
+    """Whether the scale of such a weight is to be a power of two."""
+
+    def reads_stored_weights(self, module: nn.Module) -> bool:
+        """Whether ``module``, which this engine made, does under its recipe."""
+        ...
+
+
+@runtime_checkable
 class GraphedEngine(Protocol):
     """An engine whose forward and backward pass may be captured in a CUDA graph and replayed.
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fp8core.engines.cast_figures import CastFigures, CastRule, ScaleFrom
 from fp8core.engines.te_override import OperandUse
 from fp8core.engines.te_state import gemms_of
+from fp8core.numerics.float8_weight import Float8Weight
 
 __all__ = ["HealthRecorder", "Recorded", "Rules", "cast_rules"]
 
@@ -87,6 +88,8 @@ class HealthRecorder:
         self._figures: CastFigures | None = None
         self._names: list[str] = []
         self._scales: dict[tuple[str, str], Tensor] = {}
+        # Figures of weights that were cast once, by name; they stay what they are.
+        self._stored: dict[str, dict[str, float]] = {}
         self._on = False
 
     def record(
@@ -159,7 +162,14 @@ class HealthRecorder:
                 torch.stack([hidden[key] for key in known]).float(),
                 torch.stack([self._scales[key] for key in known]),
             )
-        return self._figures.read_later()
+        read, told = self._figures.read_later(), frozenset(self._names)
+        stored = {
+            f"{name}/{figure}": value
+            for name, figures in self._stored.items()
+            for figure, value in figures.items()
+            if name in told
+        }
+        return lambda: read() | stored
 
     def _watch_linear(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -188,6 +198,9 @@ class HealthRecorder:
 
     def _note(self, name: str, tensor: str, value: Tensor) -> None:
         rule = self._rules.get(tensor)
+        if isinstance(value, Float8Weight):
+            self._stored[f"fp8/{name}/{tensor}"] = value.cast.figures
+            return
         if not self._on or self._figures is None or rule is None:
             return
         scale = self._scales.get((name, tensor))

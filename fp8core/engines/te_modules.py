@@ -18,6 +18,7 @@ from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_norms import choose_kernels
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.te_state import gemms_of
+from fp8core.engines.te_stored import values_of
 from fp8core.engines.weight_casts import WeightCasts
 
 __all__ = ["as_gemms_read_them", "kept_casts", "make_linear", "make_norm"]
@@ -75,7 +76,9 @@ def as_gemms_read_them(
     Transformer Engine's GEMMs take a tensor's address and its shape, never its strides: of the view
     of a weight that the model keeps transposed they would read other values, and raise nothing.
     Casts to FP8 go by the strides, and a copy made for them would be kept for the backward pass.
+    Nor do they know a weight that lies in FP8, of which they are given the values.
     """
+    weights = weights if in_fp8 and dtype is None else [values_of(weight) for weight in weights]
     if dtype is not None:
         return [weight.contiguous().to(dtype) for weight in weights]
     return weights if in_fp8 else [weight.contiguous() for weight in weights]

@@ -13,12 +13,15 @@ from typing import Any
 
 from torch import Tensor
 
+from fp8core.engines.te_stored import stored_for_gemms
+from fp8core.numerics.float8_weight import Float8Weight
+
 __all__ = ["keep_columns_only"]
 
 
 def keep_columns_only(quantizers: list[Any]) -> list[Any]:
     """The quantizers of a module's weights (None without FP8), whose casts from now on are saved
-    without their rows where they have columns.
+    without their rows where they have columns. A weight that lies in FP8 is not cast.
 
     Casts that are kept for the next micro-batch are not touched, nor formats scaled by blocks.
     """
@@ -30,6 +33,8 @@ def keep_columns_only(quantizers: list[Any]) -> list[Any]:
 
 def _casting(reference: weakref.ref[Any]) -> Callable[[Tensor], Any]:
     def cast(tensor: Tensor) -> Any:
+        if isinstance(tensor, Float8Weight):
+            return stored_for_gemms(tensor)
         quantizer: Any = reference()
         made = type(quantizer).quantize_impl(quantizer, tensor)
         # Only what is no torch.Tensor, which Transformer Engine would keep for later, and only

@@ -72,6 +72,7 @@ class TransformerEngine:
         self._te_recipe = native_recipe(recipe)
         self._override = tuple(getattr(recipe, "override_linear_precision", ALL_FP8))
         self.fp8_attention = bool(getattr(recipe, "fp8_dpa", False))
+        self.stores_powers_of_two = bool(getattr(recipe, "use_power_2_scales", False))
         self._enabled = False
         self._interval = ScaleInterval(getattr(recipe, "interval", 1))
         self._own: OwnDelayedState | None = None
@@ -139,6 +140,11 @@ class TransformerEngine:
     def convert_norm(self, norm: NormDescription, name: str) -> nn.Module:
         layer: nn.Module = make_norm(norm)
         return layer
+
+    def reads_stored_weights(self, module: nn.Module) -> bool:
+        """Formats with one scale a tensor, in Transformer Engine's own modules."""
+        ours = "_weight_casts" in module.__dict__ and self._weight_dtype is None
+        return ours and self.recipe.scaling in ("delayed", "current")
 
     def fusion_refusal(self) -> str | None:
         """Why no block is fused under this recipe, or None."""

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from fp8core.numerics.float8_weight import Float8Weight
+
 __all__ = ["WeightCasts"]
 
 
@@ -42,9 +44,9 @@ class WeightCasts:
     def is_first(self, name: str, *weights: Tensor) -> bool | None:
         """None: cast and do not keep it. True: cast and keep it. False: use the kept one.
 
-        ``weights``: all that are cast for it.
+        ``weights``: all that are cast for it. Those that lie in FP8 need no casts.
         """
-        if not self._reusing:
+        if not self._reusing or any(isinstance(weight, Float8Weight) for weight in weights):
             return None
         of_now = (self._period, _writes(weights))
         if self._made.get(name) == of_now:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8core.numerics.float8_weight import Float8Weight, joined_again
+
 __all__ = ["join", "lay_together", "lie_together"]
 
 
@@ -51,6 +53,9 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     """The tensors concatenated along the first dimension: a view where they lie together."""
     if len(tensors) == 1:
         return tensors[0]
+    stored = [tensor for tensor in tensors if isinstance(tensor, Float8Weight)]
+    if len(stored) == len(tensors):
+        return joined_again(stored)
     joined: Tensor = _Join.apply(*tensors)  # type: ignore[no-untyped-call]
     return joined
 

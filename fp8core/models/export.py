@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from fp8core.conversion import ConversionReport
 from fp8core.durable import PARTIAL_PREFIX, sync_file, sync_folder, told_when_full
+from fp8core.numerics.float8_weight import Float8Weight
 
 __all__ = ["export", "publish"]
 
@@ -43,10 +44,13 @@ def export(
     all: it is written beside itself and renamed, and an earlier export there is replaced.
 
     Raises ``StorageFull`` when the disk is full, and TypeError for a model that is not one of
-    transformers'.
+    transformers', or of which some weights are but casts to FP8.
     """
     if not hasattr(model, "save_pretrained"):
         raise TypeError(f"{type(model).__name__} is not a transformers model")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, Float8Weight):
+            raise TypeError(f"{name} lies in FP8; export the model that it was cast from")
     publish(Path(folder), lambda partial: _write(model, report, partial), tokenizer)
 
 

@@ -34,7 +34,12 @@ from fp8core.conversion.find import is_conv1d, output_heads, sequence_level_laye
 from fp8core.conversion.norms import is_norm
 from fp8core.models.dry_run import dry_run
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
-from fp8core.models.weight_copies import copy_beside_cast, keeps_casts, weight_copies
+from fp8core.models.weight_copies import (
+    copy_beside_cast,
+    keeps_casts,
+    stores_base,
+    weight_copies,
+)
 from fp8core.spec import JobSpec
 from fp8core.training.moments import bytes_of_moments
 from fp8core.training.precision import dtype_of
@@ -70,8 +75,9 @@ def estimate_memory(
     """For micro-batches of ``tokens`` tokens, by the rows of the method's own table.
 
     ``compute_weight_copies`` are the FP8 copies of converted weights and autocast's copies of
-    the other Linears' weights where those are stored in another dtype; ``activations`` hold what
-    the loss needs. ``adapted``: the linear layers with a LoRA adapter, whose parameters are fp32;
+    the other Linears' weights where those are stored in another dtype (of a frozen base in FP8,
+    what the backward pass turns over at a time); ``activations`` hold what the loss needs.
+    ``adapted``: the linear layers with a LoRA adapter, whose parameters are fp32;
     ``heads``: modules of which fp32 copies are trained beside them; all else is frozen.
     ``fusion``: the blocks that would be fused. ``model`` lies on the meta device and is of no use
     afterwards.
@@ -87,15 +93,17 @@ def estimate_memory(
     copies = _weight_copies(model, converted, spec)
     # Kept casts of the weights outlive the backward pass.
     lasting = _weight_copies(model, converted, spec, casts=True) if keeps_casts(spec) else 0
+    stored, turned = _stored(model, decisions, spec, fused=bool(fusion.blocks))
+    whole = size * _BYTES[precision.weights]
     rows = {
-        "weights": size * _BYTES[precision.weights] + added * _BYTES["fp32"],
+        "weights": whole - stored * (_BYTES[precision.weights] - 1) + added * _BYTES["fp32"],
         "master_weights": trained * _BYTES[precision.master_weights],
         "gradients": trained * _BYTES[precision.gradients],
         "optimizer_states": bytes_of_moments(
             shapes or (p.shape for p in model.parameters()),
             dtype_of(precision.optimizer_states),
         ),
-        "compute_weight_copies": copies,
+        "compute_weight_copies": copies + turned,
         "workspaces": _WORKSPACES[spec.recipe.engine],
     }
     if added:
@@ -106,8 +114,8 @@ def estimate_memory(
     always += rows["workspaces"]
     accumulating = spec.training.gradient_accumulation > 1
     gradients = rows["gradients"]
-    at_loss = always + kept.forward + kept.loss + (gradients if accumulating else 0)
-    at_end = always + gradients + lasting + kept.last_block
+    at_loss = always + kept.forward + max(kept.loss, turned) + (gradients if accumulating else 0)
+    at_end = always + gradients + lasting + kept.last_block + turned
     if not added:
         at_end += table * _BYTES[precision.weights]
     # Blocks that are recomputed have no casts waiting for their backward pass.
@@ -119,6 +127,9 @@ def estimate_memory(
         # Its kernels read and write each parameter once, and hold nothing beside it.
         "optimizer": always + gradients + lasting,
     }
+    if stored:
+        # As it came, before it is cast; adapters and all else come after that.
+        moments["loading"] = whole
     rows["total"] = max(moments.values())
     return MemoryEstimate(rows, moments)
 
@@ -249,6 +260,23 @@ def _weight_copies(
         beside = 0 if casts else copy_beside_cast(spec, transposed=is_conv1d(module))
         total += size * (weight_copies(spec) + beside)
     return total
+
+
+def _stored(
+    model: nn.Module, decisions: Sequence[Decision], spec: JobSpec, *, fused: bool
+) -> tuple[int, int]:
+    """Elements of frozen weights that lie in FP8; and bytes of what dgrad turns over of them.
+
+    Transformer Engine does so before Blackwell, in the backward pass of the layer: of one GEMM,
+    or of both of an MLP in one module, whose first is of gate and up together.
+    """
+    if not stores_base(spec):
+        return 0, 0
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    found = [d.layer.module for d in decisions if d.reason is None and d.layer.kind == "linear"]
+    sizes = [_weight_size(m) for m in found if id(m._parameters["weight"]) not in tables]
+    largest = max(sizes, default=0) if spec.recipe.engine == "te" else 0
+    return sum(sizes), largest * (3 if fused else 1)
 
 
 def _activations(model: nn.Module, converted: set[int], spec: JobSpec, tokens: int) -> int:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from fp8core.spec import JobSpec
 
-__all__ = ["copy_beside_cast", "keeps_casts", "weight_copies"]
+__all__ = ["copy_beside_cast", "keeps_casts", "stores_base", "weight_copies"]
+
+
+def stores_base(spec: JobSpec) -> bool:
+    """Whether frozen weights of converted layers lie in FP8, so that nothing casts them."""
+    return spec.adapter is not None and spec.adapter.base_weights == "fp8"
 
 
 def weight_copies(spec: JobSpec) -> int:
@@ -14,8 +19,11 @@ def weight_copies(spec: JobSpec) -> int:
     scale keep but the order that dgrad reads, unless the cast serves the next micro-batch too. The
     layers of ``override_linear_precision`` keep both, and none where dgrad is in high precision.
     With ``backward_override`` a weight is cast for the forward pass alone, in one order, and kept.
+    Of weights that lie in FP8 there is none but for the GEMM that is at work.
     """
     recipe = spec.recipe
+    if stores_base(spec):
+        return 0
     if recipe.engine != "te":
         return {"emulated": 1}.get(recipe.engine, 0)
     override = getattr(recipe, "override_linear_precision", (False, False, False))
@@ -41,7 +49,11 @@ def copy_beside_cast(spec: JobSpec, *, transposed: bool) -> int:
 def keeps_casts(spec: JobSpec) -> bool:
     """Whether casts of weights serve all micro-batches of a step, and so outlive each of them."""
     recipe, training = spec.recipe, spec.training
-    if recipe.engine != "te" or any(getattr(recipe, "override_linear_precision", ())):
+    if (
+        recipe.engine != "te"
+        or stores_base(spec)
+        or any(getattr(recipe, "override_linear_precision", ()))
+    ):
         return False
     every_update = getattr(recipe, "interval", 1) == 1
     several = training.gradient_accumulation > 1

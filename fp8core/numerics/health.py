@@ -20,6 +20,7 @@ class HealthRecorder:
 
     def __init__(self) -> None:
         self._gathered: dict[str, _Gathered] = {}
+        self._taken: dict[str, dict[str, float]] = {}
 
     def record(
         self,
@@ -40,6 +41,10 @@ class HealthRecorder:
         gathered.amax = max(gathered.amax, float(amax))
         gathered.scale = float(scale)
 
+    def take(self, key: str, figures: dict[str, float]) -> None:
+        """The figures of a tensor whose one cast lies behind it; the same at each use."""
+        self._taken[key] = figures
+
     def figures(self) -> dict[str, float]:
         """``fp8/<key>/amax|scale|saturated|underflow`` for every key seen."""
         figures: dict[str, float] = {}
@@ -49,6 +54,8 @@ class HealthRecorder:
             figures[f"fp8/{key}/scale"] = gathered.scale
             figures[f"fp8/{key}/saturated"] = gathered.saturated / elements
             figures[f"fp8/{key}/underflow"] = gathered.lost / elements
+        for key, taken in self._taken.items():
+            figures.update({f"fp8/{key}/{figure}": value for figure, value in taken.items()})
         return figures
 
 

@@ -94,6 +94,13 @@ class LoraAdapter(Part, title="LoRA"):
             "Glob patterns over the names of linear layers; `linear`: all but the output head."
         ),
     )
+    base_weights: Literal["fp8"] | None = Field(
+        default=None,
+        description=(
+            "What frozen weights of converted layers lie in: null, what `training.precision."
+            "weights` says; `fp8`, E4M3 with one scale for each GEMM, cast once from the former."
+        ),
+    )
     export: Literal["adapter", "merged"] = Field(
         default="merged",
         description=(

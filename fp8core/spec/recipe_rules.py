@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fp8core.spec.problems import Problem
-from fp8core.spec.recipe import AmpRecipe
+from fp8core.spec.recipe import AmpRecipe, high_precision_gemms
 from fp8core.spec.rule_table import changed, conflict, reads
 
 if TYPE_CHECKING:
@@ -53,6 +53,36 @@ def _one_operand_of_each_product_has_strips(spec: JobSpec) -> Iterator[Problem]:
             f"two tensors with 128x128 blocks cannot be multiplied: of {' and '.join(tiled)} only "
             "one may be 2",
         )
+
+
+@reads("/recipe", "/adapter", "/conversion/linear")
+def _base_weights_are_read_in_fp8(spec: JobSpec) -> Iterator[Problem]:
+    if spec.adapter is None or spec.adapter.base_weights is None:
+        return
+    recipe, pointer = spec.recipe, "/adapter/base_weights"
+    if isinstance(recipe, AmpRecipe):
+        yield conflict(
+            pointer, "amp multiplies no weight in FP8, and would read a rounded base; leave it out"
+        )
+    elif recipe.engine == "torchao":
+        yield conflict(
+            pointer,
+            "torchao casts each weight itself, from bf16 or fp32; choose the engine te or emulated",
+        )
+    elif recipe.scaling not in ("delayed", "current"):
+        yield conflict(
+            pointer,
+            f"the scaling {recipe.scaling} gives each block of a weight a scale of its own, and "
+            "frozen weights are kept with one; choose delayed or current",
+        )
+    elif any(high_precision_gemms(recipe)):
+        yield conflict(
+            pointer,
+            "a GEMM that override_linear_precision keeps in high precision would read rounded "
+            "weights; leave one of the two out",
+        )
+    if not spec.conversion.linear:
+        yield conflict(pointer, "would have no effect: conversion.linear is false")
 
 
 @reads("/recipe/dtype", "/recipe/initial_loss_scale", "/recipe/growth_interval", "/recipe/engine")

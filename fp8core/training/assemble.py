@@ -24,6 +24,7 @@ from fp8core.telemetry import TelemetryWriter
 from fp8core.training import random_state
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 from fp8core.training.device import card_of
+from fp8core.training.frozen_base import store_base
 from fp8core.training.learner import Learner
 from fp8core.training.optimizer import AdamW, decays
 from fp8core.training.precision import dtype_of, set_gradient_dtype
@@ -81,6 +82,8 @@ def assemble(
         from fp8core.training.adapter import attach
 
         adapter = attach(spec, model, targets)
+        if spec.adapter.base_weights == "fp8":
+            store_base(conversion, engine)
     set_gradient_dtype(model, dtype_of(spec.training.precision.gradients))
     if spec.training.gradient_checkpointing:
         enable_gradient_checkpointing(model, engine, spec.training.recomputed_blocks)

@@ -70,7 +70,10 @@ def reference_losses(
     recipe = AmpRecipe(engine="amp", dtype=parity.dtype)
     # The model as it is: the same fused kernels on both sides could be wrong on both.
     unfused = spec.conversion.model_copy(update={"fuse": "none"})
-    plain = spec.model_copy(update={"recipe": recipe, "conversion": unfused})
+    adapter = spec.adapter
+    if adapter is not None:
+        adapter = adapter.model_copy(update={"base_weights": None})
+    plain = spec.model_copy(update={"recipe": recipe, "conversion": unfused, "adapter": adapter})
     try:
         losses = _train(
             plain, parity.steps, workdir, telemetry, stop, places=places, device=device, world=world

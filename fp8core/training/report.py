@@ -58,7 +58,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
     evaluated = position.last_evaluation.get("eval/loss")
     parameters = list(facts.model.parameters())
     seconds = position.seconds
-    small = facts.conversion.small_gemms
+    small, base = facts.conversion.small_gemms, facts.conversion.base_weights
     return {
         "format": FORMAT,
         "reason": facts.reason.value,
@@ -95,6 +95,7 @@ def make_report(facts: RunFacts) -> dict[str, Any]:
         "conversion": {
             **count_rows(facts.conversion.rows),
             "small_gemm": None if small is None else small.to_json(),
+            "base_weights": None if base is None else base.to_json(),
         },
         "divergence": {
             "on_divergence": spec.training.on_divergence.action,

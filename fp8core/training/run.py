@@ -28,6 +28,7 @@ from fp8core.training.checkpoint_room import check_checkpoint_room
 from fp8core.training.device import check_ranks, choose_device
 from fp8core.training.digest import digest
 from fp8core.training.loop import TrainingLoop
+from fp8core.training.merged_export import merged_with_source
 from fp8core.training.outcome import RunResult
 from fp8core.training.parity import reference_losses
 from fp8core.training.position import Position
@@ -242,6 +243,17 @@ class Run:
         wanted = self._spec.adapter
         if parts.adapter is not None and wanted is not None and wanted.export == "adapter":
             publish(target, parts.adapter.save, built.tokenizer)
+        elif parts.adapter is not None and parts.conversion.base_weights is not None:
+            whole = merged_with_source(
+                self._spec,
+                self._places,
+                built.loaded,
+                parts.adapter,
+                tokenizer=built.tokenizer,
+                class_labels=parts.data.class_labels,
+                device=parts.engine.device,
+            )
+            export(whole, None, built.tokenizer, target)
         else:
             if parts.adapter is not None:
                 parts.adapter.merge()

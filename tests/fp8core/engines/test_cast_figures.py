@@ -13,6 +13,7 @@ from torch import nn
 
 from fp8core.engines.cast_figures import CastFigures, CastRule, ScaleFrom
 from fp8core.engines.te_health import HealthRecorder, cast_rules
+from fp8core.numerics.float8_weight import cast_weight
 from fp8core.spec.recipe import TEMXFP8, TEBlock, TECurrent, TEDelayed
 from tests.fp8core.engines.cast_cases import Case, by_hand, cases
 
@@ -215,3 +216,31 @@ def test_a_layer_without_a_parameter_of_its_own_is_recorded() -> None:
     found = read()
     assert len(found) == 2 * 3 * 4
     assert found["fp8/v/weight/amax"] == float(packed[32:].detach().abs().max())
+
+
+def test_a_weight_in_fp8_has_the_figures_of_its_one_cast() -> None:
+    """In each recorded step, and as those of no layer that is recorded no more."""
+    recorder = HealthRecorder(dict, cast_rules(TECurrent(scaling="current")), torch.device("cpu"))
+    weight = torch.randn(16, 16, generator=torch.Generator().manual_seed(3))
+    (stored,) = cast_weight([weight])
+    layer = nn.Linear(16, 16, bias=False)
+    layer.weight = nn.Parameter(stored, requires_grad=False)
+    x = torch.ones(4, 16, requires_grad=True)
+    for _ in range(2):
+        recorder.record(True, {"a": layer})
+        recorder.before_forward()
+        layer(x).sum().backward()
+        read = recorder.read_later({})
+        assert read is not None
+        figures = read()
+        amax = float(weight.abs().max())
+        assert figures["fp8/a/weight/amax"] == amax
+        assert figures["fp8/a/weight/scale"] == pytest.approx(448 / amax)
+        assert figures["fp8/a/weight/saturated"] == 0.0
+        assert figures["fp8/a/weight/underflow"] == stored.cast.underflow
+        assert figures["fp8/a/input/amax"] == 1.0
+        recorder.record(False, {})
+    recorder.record(True, {"b": nn.Linear(16, 16)})
+    read = recorder.read_later({})
+    assert read is not None
+    assert not any(name.startswith("fp8/a/") for name in read())

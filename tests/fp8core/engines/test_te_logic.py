@@ -17,6 +17,7 @@ from fp8core.engines.te_override import OperandUse
 from fp8core.engines.te_recompute import FirstRun, Recomputation
 from fp8core.engines.te_state import DirectionState, ForwardScales, ScaleInterval, infinities
 from fp8core.engines.weight_casts import WeightCasts
+from fp8core.numerics.float8_weight import cast_weight
 
 
 def state(scale: float, *history: float) -> DirectionState:
@@ -53,7 +54,30 @@ def test_a_weight_that_is_read_beside_its_cast_is_in_that_dtype(in_fp8: bool) ->
     assert torch.equal(kept.grad, along.t().float())
 
 
+def test_a_weight_in_fp8_is_given_to_fp8_gemms_as_it_lies_and_to_others_as_its_values() -> None:
+    (stored,) = cast_weight([torch.randn(32, 16)])
+    (given,) = as_gemms_read_them([stored], in_fp8=True)
+    assert given is stored
+    (values,) = as_gemms_read_them([stored], in_fp8=False)
+    assert type(values) is torch.Tensor
+    assert torch.equal(values, stored.dequantize())
+    (turned,) = as_gemms_read_them([stored.t()], in_fp8=False)
+    assert turned.is_contiguous()
+    assert torch.equal(turned, stored.dequantize().t())
+
+
 # Kept casts of weights
+
+
+def test_no_cast_of_a_weight_in_fp8_is_kept() -> None:
+    casts, weight = WeightCasts(), nn.Parameter(torch.ones(16, 16), requires_grad=False)
+    (stored,) = cast_weight([weight])
+    for micro_batch in range(3):
+        casts.begin(micro_batch == 0)
+        assert casts.is_first("a", stored) is None
+        assert casts.is_first("b", weight, stored) is None
+        assert casts.is_first("c", weight) is (micro_batch == 0)
+    assert not casts.reuses("a", stored)
 
 
 def test_a_cast_is_made_in_the_first_micro_batch_and_kept_for_the_others() -> None:

@@ -149,6 +149,32 @@ def test_adapters_need_gradients_and_states_of_their_own_only(make_spec, llama_c
     assert adapted.checkpoint_bytes == 12 * trained
 
 
+@pytest.mark.parametrize("precision", ["method", "throughput"])
+@pytest.mark.parametrize("engine", ["te", "emulated"])
+def test_a_frozen_base_in_fp8_takes_a_byte_a_weight(make_spec, llama_config, engine, precision):
+    fields = {"recipe": {"engine": engine}, "training": {"precision": precision}}
+    plain = plan(make_spec(llama_config, adapter={"rank": 4}, **fields))
+    stored = plan(make_spec(llama_config, adapter={"rank": 4, "base_weights": "fp8"}, **fields))
+    bytes_before = 4 if precision == "method" else 2
+    layers = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 160)
+    saved = plain.memory["weights"] - stored.memory["weights"]
+    assert saved == (bytes_before - 1) * layers
+    # What dgrad turns over: gate and up, and down, of one block, where they are one module.
+    turned = 3 * 64 * 160 if engine == "te" else 0
+    copies = plain.memory["compute_weight_copies"] - stored.memory["compute_weight_copies"]
+    assert copies == layers - turned
+    # Nothing behind the first q, k and v wants a gradient, whose casts wait for no backward pass.
+    unread = 64 * 64 + 2 * 64 * 32 if engine == "emulated" else 0
+    assert stored.memory["activations"] - plain.memory["activations"] == unread
+    moment = "gradient of the loss"
+    waited = plain.memory_moments[moment] - stored.memory_moments[moment] - saved
+    assert waited == layers - unread
+    base = plain.parameters["total"] - plain.parameters["trainable"]
+    assert stored.memory_moments["loading"] == bytes_before * base
+    assert "loading" not in plain.memory_moments
+    assert stored.checkpoint_bytes == plain.checkpoint_bytes
+
+
 def test_heads_that_are_trained_beside_adapters_are_counted(make_spec, minilm_folder):
     """A classifier's head and pooler, of which a copy is trained as a whole."""
     spec = make_spec(minilm_folder, task="sequence_classification", adapter={"rank": 4})

@@ -20,7 +20,37 @@ CLASSIFY = "sequence_classification"
 
 DECODER = {"source": "config", "config": {"model_type": "bert", "is_decoder": True}}
 
+STORED = {"base_weights": "fp8"}
+
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
+    (
+        {"adapter": STORED, "recipe": {"engine": "amp"}},
+        "/adapter/base_weights",
+        "amp multiplies no weight in FP8",
+    ),
+    (
+        {"adapter": STORED, "recipe": {"engine": "torchao"}},
+        "/adapter/base_weights",
+        "torchao casts each weight itself",
+    ),
+    *(
+        (
+            {"adapter": STORED, "recipe": {"engine": "te", "scaling": scaling}},
+            "/adapter/base_weights",
+            f"the scaling {scaling} gives each block of a weight a scale of its own",
+        )
+        for scaling in ("block", "mxfp8", "nvfp4")
+    ),
+    (
+        {"adapter": STORED, "recipe": {"override_linear_precision": [False, False, True]}},
+        "/adapter/base_weights",
+        "would read rounded weights",
+    ),
+    (
+        {"adapter": STORED, "conversion": {"linear": False}},
+        "/adapter/base_weights",
+        "would have no effect: conversion.linear is false",
+    ),
     (
         {"model": DECODER, "tokenizer": "bytes", "task": "masked_lm"},
         "/model/config/is_decoder",
