@@ -1,19 +1,22 @@
 r"""Training steps of LoRA adapters beside a frozen Llama, its blocks fused and not.
 
-    python benchmarks/adapter_steps.py [--engines te,amp] [--targets all,qv] [--rank 16] \
-        [--layers 8] [--rows 2] [--length 4096] [--steps 8] [--small] [--out FILE]
+    python benchmarks/adapter_steps.py [--engines te,current,amp] [--targets all,qv] \
+        [--bases bf16,fp8] [--rank 16] [--layers 8] [--rows 2] [--length 4096] [--steps 8] \
+        [--small] [--out FILE]
 
-Blocks of Llama-3.2-3B's widths, as few as ``--layers``, with a vocabulary of 32,000; base in bf16,
-adapters in fp32 under autocast, put around the layers as a job does. Forward and backward pass and
-PyTorch's fused AdamW. Prints the median of the steps after three, the peak of memory and the last
-loss; then, for each choice of targets, the floor of such a step (`peers.floor`) and each row's
-share of it. The file has each step.
+Blocks of Llama-3.2-3B's widths, as few as ``--layers``, with a vocabulary of 32,000; base in bf16
+or, of what te converts, in FP8 (``adapter.base_weights``), adapters in fp32 under autocast, put
+around the layers as a job does. Forward and backward pass and PyTorch's fused AdamW. Prints the
+median of the steps after three, the peak of memory, the last loss, and what is allocated before
+the first step; then, for each choice of targets, the floor of such a step (`peers.floor`) and each
+row's share of it. The file has each step.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import statistics
 from dataclasses import asdict, dataclass
@@ -35,9 +38,11 @@ from fp8core.fusion.documents import attend_by_documents
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.spec import Conversion, parse_spec
 from fp8core.training.adapter import attach
+from fp8core.training.frozen_base import store_base
 
 RECIPES: dict[str, dict[str, Any]] = {
     "te": {"engine": "te"},
+    "current": {"engine": "te", "scaling": "current"},
     "amp": {"engine": "amp", "dtype": "bf16"},
 }
 TARGETS: dict[str, Any] = {"all": "linear", "qv": ["*.q_proj", "*.v_proj"]}
@@ -50,9 +55,13 @@ class Row:
     engine: str
     targets: str
     fuse: str
+    base: str
+    """What the frozen weights of converted layers lie in."""
     tokens_a_second: float
     milliseconds: tuple[float, ...]
     peak_gib: float | None
+    rest_gib: float | None
+    """Allocated before the first step."""
     loss: float
     fused: int
     """How many of the blocks are, wholly."""
@@ -97,7 +106,7 @@ def batch_of(arguments: argparse.Namespace, device: torch.device) -> Batch:
     return Batch(ids, labels, None, places, documents, ids.numel(), count, True).to(device)
 
 
-def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) -> Row:
+def measured(name: str, targets: str, fuse: str, base: str, arguments: argparse.Namespace) -> Row:
     device = torch.device("cpu" if arguments.small else "cuda")
     spec = parse_spec(
         {
@@ -113,6 +122,8 @@ def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) 
     planned = PlannedAdapters(frozenset(layer.name for layer in layers), spec.adapter)
     report = convert(model, engine, Conversion.model_validate({"fuse": fuse}), adapters=planned)
     attach(spec, model, layers)
+    if base == "fp8":
+        store_base(report, engine)
     if fuse == "none" and device.type == "cuda":
         refused = attend_by_documents(model, engine.evaluation_context, device, [])
         assert refused is None, refused
@@ -121,6 +132,8 @@ def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) 
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-3, fused=not arguments.small)
     batch = batch_of(arguments, device)
+    gc.collect()
+    rest = None if arguments.small else torch.cuda.memory_allocated() / 2**30
 
     def loss_of_step() -> torch.Tensor:
         inputs = {**fused_inputs(model, batch, engine.compute_dtype), "use_cache": False}
@@ -134,9 +147,11 @@ def measured(name: str, targets: str, fuse: str, arguments: argparse.Namespace) 
         name,
         targets,
         fuse,
+        base,
         1000 * batch.input_ids.numel() / statistics.median(kept),
         tuple(round(each, 2) for each in kept),
         peak,
+        rest,
         loss,
         0 if fusion is None else sum(row.reason is None for row in fusion.rows),
         tuple(sorted({layer.name.rpartition(".")[2] for layer in layers})),
@@ -161,7 +176,10 @@ def floors(rows: list[Row], arguments: argparse.Namespace) -> dict[str, dict[str
         for row in of_targets:
             share = found[targets]["bf16" if row.engine in IN_BF16 else "fp8"]
             share /= statistics.median(row.milliseconds)
-            print(f"{row.engine:4} {targets:4} fuse {row.fuse:5} {share:.0%} of the floor")
+            print(
+                f"{row.engine:4} {targets:4} fuse {row.fuse:5} {share:.0%} of the floor, "
+                f"base in {row.base}"
+            )
     return found
 
 
@@ -169,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--engines", default="te,amp")
     parser.add_argument("--targets", default="all,qv")
+    parser.add_argument("--bases", default="bf16,fp8")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rows", type=int, default=2)
@@ -178,21 +197,28 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = []
-    for name in arguments.engines.split(","):
-        for targets in arguments.targets.split(","):
-            for fuse in ("none", "auto"):
-                row = measured(name, targets, fuse, arguments)
-                rows.append(row)
-                print(
-                    f"{name:4} {targets:4} fuse {fuse:5} {row.tokens_a_second:9.0f} tokens/s "
-                    f"{statistics.median(row.milliseconds):8.2f} ms {gib(row.peak_gib)}  "
-                    f"loss {row.loss:.4f}  {row.fused} blocks fused",
-                    flush=True,
-                )
-                write(rows, {}, arguments)
-                gc.collect()
-                if not arguments.small:
-                    torch.cuda.empty_cache()
+    choices = itertools.product(
+        arguments.engines.split(","),
+        arguments.targets.split(","),
+        ("none", "auto"),
+        arguments.bases.split(","),
+    )
+    for name, targets, fuse, base in choices:
+        if base == "fp8" and name in IN_BF16:
+            continue
+        row = measured(name, targets, fuse, base, arguments)
+        rows.append(row)
+        print(
+            f"{name:4} {targets:4} fuse {fuse:5} {row.tokens_a_second:9.0f} tokens/s "
+            f"{statistics.median(row.milliseconds):8.2f} ms {gib(row.peak_gib)}  "
+            f"loss {row.loss:.4f}  {row.fused} blocks fused  base in {base}, "
+            f"at rest {gib(row.rest_gib)}",
+            flush=True,
+        )
+        write(rows, {}, arguments)
+        gc.collect()
+        if not arguments.small:
+            torch.cuda.empty_cache()
     # Behind the rows: Transformer Engine is to find no cuDNN that PyTorch has loaded.
     write(rows, floors(rows, arguments), arguments)
 

@@ -7,6 +7,7 @@ of the original values, and takes the place of the weights, GEMM by GEMM.
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ def store_base(report: ConversionReport, engine: Engine) -> StoredBase:
             f"the engine {engine.name} keeps no weights in FP8; leave base_weights out",
             pointer=_POINTER,
         )
+    # A Parameter is exchanged where no graph holds it; those of proofs may wait to be collected.
+    gc.collect()
     found, formats = StoredBase(), set[str]()
     holders = _holders(report.model)
     for module, layers in list(_gemms(report)):

@@ -97,6 +97,15 @@ def test_adapters() -> None:
 
 
 @pytest.mark.slow
+def test_adapters_beside_a_base_in_fp8() -> None:
+    words = ("--small", "--engines", "te,amp", "--layers", "1", "--steps", "1", "--length", "64")
+    ended = run("adapter_steps.py", *words, "--targets", "qv")
+    rows = ended.values(r"te +qv +fuse (?:none|auto) .* loss ([\d.]+) .* base in (?:bf16|fp8), at")
+    assert len(rows) == 4
+    assert not re.search("amp .* base in fp8", ended.said)
+
+
+@pytest.mark.slow
 def test_encoders() -> None:
     words = ("--small", "--engines", "amp", "--dropouts", "0", "--rows", "2", "--length", "64")
     ended = run("encoder_steps.py", *words, "--steps", "1")

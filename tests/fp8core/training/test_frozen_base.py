@@ -19,17 +19,22 @@ from fp8core import engines
 from fp8core.conversion import convert
 from fp8core.engines.emulated_layers import EmulatedLinear
 from fp8core.errors import ModelUnavailable, SpecRefused
+from fp8core.fusion.parts import Kernel, MLPHalf, NamedLinear, NormedKernel
+from fp8core.fusion.plain import PlainParts
 from fp8core.models import export
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.numerics.casts import E4M3, measure_amax, quantize
 from fp8core.numerics.current_scaling import current_scale
-from fp8core.numerics.float8_weight import Float8Weight
-from fp8core.spec import parse_spec
+from fp8core.numerics.float8_weight import Float8Weight, joined_again
+from fp8core.spec import AmpRecipe, Conversion, parse_spec
 from fp8core.training.adapter import attach
 from fp8core.training.assemble import Assembled
 from fp8core.training.frozen_base import store_base
 from fp8core.training.outcome import RunResult
 from fp8core.training.stopping import StopRequest
+from tests.fp8core.fusion.families import batches
+from tests.fp8core.fusion.test_adapters import ALL, outputs, planned, wrap
+from tests.fp8core.fusion.test_runs import FusingAmp
 from tests.fp8core.training.test_adapter import FAST, QUICK, base, logits
 
 __all__ = ["base"]  # a fixture
@@ -118,7 +123,7 @@ def test_delayed_scaling_keeps_no_history_of_stored_weights(
 
 
 def test_the_engine_reads_the_codes_of_a_cast_with_that_amax(base: Path) -> None:
-    model, report, engine = stored_model(base, CURRENT)
+    model, _, engine = stored_model(base, CURRENT)
     original = load_file(base / "model.safetensors")
     for name, module in model.named_modules():
         if isinstance(module, EmulatedLinear):
@@ -136,7 +141,7 @@ def test_the_engine_reads_the_codes_of_a_cast_with_that_amax(base: Path) -> None
     for name, module in plain.named_modules():
         if isinstance(module, nn.Linear) and name != "lm_head":
             stored = model.get_submodule(f"{name}.base_layer").weight
-            module.weight = nn.Parameter(stored.dequantize())  # type: ignore[union-attr, operator]
+            module.weight = nn.Parameter(stored.dequantize())
     with torch.autocast("cpu", torch.bfloat16):
         expected = logits(plain)
     torch.testing.assert_close(found_logits, expected, rtol=0.05, atol=0.01)
@@ -321,7 +326,7 @@ def test_weights_that_others_read_and_trained_ones_stay_as_they_are(base: Path) 
     engine = engines.create(spec.recipe, torch.device("cpu"))
     report = convert(model, engine, spec.conversion)
     attach(spec, model, targets)
-    model.get_submodule("model.layers.0.mlp.up_proj.base_layer").weight.requires_grad_(True)  # type: ignore[operator, union-attr]
+    model.get_submodule("model.layers.0.mlp.up_proj.base_layer").weight.requires_grad_(True)
     found = store_base(report, engine)
     assert found.gemms == 13
     assert {name: reason.split(",")[0] for name, reason in found.kept.items()} == {
@@ -350,3 +355,81 @@ def test_an_export_of_the_rounded_base_is_refused(base: Path, tmp_path: Path) ->
     model, report, _ = stored_model(base, CURRENT)
     with pytest.raises(TypeError, match="lies in FP8"):
         export(model, report, None, tmp_path / "out")
+
+
+class Calling(nn.Module):
+    """What a function computes, where a module is looked for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Tensor) -> Any:
+        return self.function(*arguments)
+
+
+class PartsThatAreModules(PlainParts):
+    """As those of an engine on a GPU are."""
+
+    def norm_linear(self, *of: Any) -> Kernel:
+        return Calling(super().norm_linear(*of))
+
+    def norm_linear_and_norm(self, *of: Any) -> NormedKernel:
+        return Calling(super().norm_linear_and_norm(*of))
+
+    def linear(self, linear: NamedLinear) -> Kernel:
+        return Calling(super().linear(linear))
+
+    def norm_mlp(self, half: MLPHalf) -> Kernel:
+        return Calling(super().norm_mlp(half))
+
+
+class FusingStorer(FusingAmp):
+    """Fuses on a CPU, and reads stored weights as their values."""
+
+    stores_powers_of_two = False
+
+    def block_parts(self) -> PlainParts:
+        return PartsThatAreModules()
+
+    def reads_stored_weights(self, module: nn.Module) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("keys", [ALL, ("q_proj", "v_proj")], ids=["in steps", "MLP in one"])
+def test_what_one_gemm_reads_has_one_scale(base: Path, keys: tuple[str, ...]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(base)
+    engine = FusingStorer(AmpRecipe(engine="amp", dtype="fp32"), torch.device("cpu"))
+    adapters = planned(model, keys)
+    report = convert(model, engine, Conversion(), adapters=adapters)
+    assert report.fusion is not None
+    assert report.fusion.whole
+    wrap(model, adapters)
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if p.dim() == 2}
+    found = store_base(report, engine)
+    assert (found.gemms, found.elements, found.kept) == (8, OF_BASE, {})
+
+    def stored(name: str) -> Float8Weight:
+        (one,) = [
+            p for n, p in model.named_parameters() if f"layers.1.{name}." in n and "lora" not in n
+        ]
+        assert isinstance(one, Float8Weight)
+        return one
+
+    together = [[f"self_attn.{n}_proj" for n in "qkv"], ["mlp.gate_proj", "mlp.up_proj"]]
+    for names in (*together, ["self_attn.o_proj"], ["mlp.down_proj"]):
+        parts = [stored(name) for name in names]
+        amaxes = [
+            float(value.abs().max())
+            for key, value in before.items()
+            if "lora" not in key and any(f"layers.1.{name}." in key for name in names)
+        ]
+        assert {part.cast.amax for part in parts} == {max(amaxes)}
+        whole = joined_again(parts)
+        assert whole.codes.data_ptr() == parts[0].codes.data_ptr()
+        assert whole.codes.untyped_storage().nbytes() == whole.numel()
+    batch = batches()["packed"]
+    fused, _ = outputs(model, batch, fused=True)
+    report.fusion.remove_all()
+    plain, _ = outputs(model, batch, fused=False)
+    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-4)
