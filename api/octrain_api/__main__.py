@@ -39,6 +39,18 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(markdown(), end="")
         return 0
+    try:
+        return _run(options)
+    except Exception as error:
+        from octrain_api.faults import told
+
+        if (fault := told(error)) is None:
+            raise
+        print(fault.message, file=sys.stderr)
+        return fault.status
+
+
+def _run(options: argparse.Namespace) -> int:
     settings = Settings()
     configure(settings.logs)
     match options.command:
@@ -70,14 +82,9 @@ def _controller(settings: Settings) -> int:
 
     collect_nothing_yet()
     from octrain_api.controller.main import run
-    from octrain_api.migrate import SchemaMismatch
 
     spare_what_stays()
-    try:
-        asyncio.run(run(settings))
-    except SchemaMismatch as error:
-        print(error, file=sys.stderr)
-        return 3
+    asyncio.run(run(settings))
     return 0
 
 
@@ -93,6 +100,7 @@ def _create_key(settings: Settings, name: str, owner: str, scopes: str) -> int:
     from octrain_api.database import Database
     from octrain_api.keys.schemas import KeyRequest
     from octrain_api.keys.service import KeyService
+    from octrain_api.migrate import check_schema
 
     wanted = [scope.strip() for scope in scopes.split(",") if scope.strip()]
     unknown = sorted(set(wanted) - set(SCOPES))
@@ -107,6 +115,7 @@ def _create_key(settings: Settings, name: str, owner: str, scopes: str) -> int:
         database = Database(settings.database)
         try:
             async with database.transaction() as session:
+                await check_schema(session)
                 key = await KeyService(session).create(request)
         finally:
             await database.close()
@@ -122,6 +131,7 @@ def _create_token(settings: Settings, owner: str, node: str | None, expires_in: 
     from octrain_api.database import Database
     from octrain_api.keys.enrolment import EnrolmentService
     from octrain_api.keys.schemas import TokenRequest
+    from octrain_api.migrate import check_schema
 
     try:
         request = TokenRequest(node=node, owner=owner, expires_in_seconds=expires_in)
@@ -133,6 +143,7 @@ def _create_token(settings: Settings, owner: str, node: str | None, expires_in: 
         database = Database(settings.database)
         try:
             async with database.transaction() as session:
+                await check_schema(session)
                 token = await EnrolmentService(session).create(request, owner)
         finally:
             await database.close()

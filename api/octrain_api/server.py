@@ -1,7 +1,6 @@
 """The HTTP server around the application: its sockets, TLS and orderly end."""
 
 import asyncio
-import sys
 from typing import Any
 
 import uvicorn
@@ -10,7 +9,7 @@ from fastapi import FastAPI
 from octrain_api.collection import spare_what_stays
 from octrain_api.connections import bounded_protocol
 from octrain_api.database import Database
-from octrain_api.migrate import SchemaMismatch, check_schema
+from octrain_api.migrate import check_schema
 from octrain_api.settings import HttpSettings, Settings
 
 
@@ -49,7 +48,7 @@ def make_server(app: FastAPI, settings: HttpSettings, host: str, port: int) -> S
 
 
 def serve(settings: Settings, host: str, port: int) -> int:
-    """Serve until a signal ends it; the exit status (3: the database has another schema)."""
+    """Serve until a signal ends it; the exit status. Raises SchemaMismatch."""
     from octrain_api.app import create_app
 
     async def check() -> None:
@@ -60,11 +59,7 @@ def serve(settings: Settings, host: str, port: int) -> int:
         finally:
             await database.close()
 
-    try:
-        asyncio.run(check())
-    except SchemaMismatch as error:
-        print(error, file=sys.stderr)
-        return 3
+    asyncio.run(check())
     server = make_server(create_app(settings), settings.http, host, port)
     spare_what_stays()
     server.run()

@@ -8,6 +8,8 @@ from typing import Literal, Self
 
 from pydantic import DirectoryPath, Field, FilePath, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from sqlalchemy import make_url
+from sqlalchemy.exc import ArgumentError
 
 from octrain_api.webhooks.addresses import Network, parse_networks
 
@@ -34,6 +36,11 @@ class DatabaseSettings(BaseSettings):
         scheme, separator, rest = url.partition("://")
         if not separator or scheme.split("+")[0] not in {"postgresql", "postgres"}:
             raise ValueError("DATABASE_URL must be a postgresql:// URL: no other database serves")
+        try:
+            make_url(f"postgresql://{rest}")
+        except (ArgumentError, ValueError):
+            # Theirs repeat what they could not read, be it a password.
+            raise ValueError("DATABASE_URL is no URL, or its port no number") from None
         return f"postgresql://{rest}"
 
     @cached_property
