@@ -49,6 +49,13 @@ def _run(settings: WorkerSettings) -> int:
         return 1
     try:
         settings = with_node_key(settings)
+        if not settings.api.node_key.get_secret_value():
+            print(
+                "this node has no key: set OCTRAIN_NODE_TOKEN to a token, which `octrain nodes "
+                "token` makes, or `python -m octrain_api create-node-token` beside the database",
+                file=sys.stderr,
+            )
+            return 1
         node = Node(settings)
         node.install_signal_handlers()
         if not node.start():

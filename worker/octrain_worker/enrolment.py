@@ -49,7 +49,8 @@ def with_node_key(settings: WorkerSettings, stop: threading.Event | None = None)
 
     def failed(error: Exception, _pause: float) -> None:
         if isinstance(error, ApiUnavailable):
-            logger.warning("the node cannot enrol yet: %s", error)
+            at = settings.api.api_url
+            logger.warning("the node cannot enrol yet at %s: %s", at, error)
 
     try:
         key = retrying(

@@ -199,7 +199,8 @@ class Node:
             try:
                 return self._client.register(self._description)
             except ApiUnavailable as error:
-                logger.warning("the node cannot register yet: %s", error)
+                at = self._settings.api.api_url
+                logger.warning("the node cannot register yet at %s: %s", at, error)
             self._stopping.wait(delay)
             delay = min(delay * 2, 5.0)
         return None
