@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
 import typer
@@ -39,6 +40,16 @@ app = typer.Typer(
 )
 
 
+def _print_version(wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        print(version("octrain"))
+    except PackageNotFoundError:
+        print("unknown: this octrain is on the path, but not installed")
+    raise typer.Exit
+
+
 @app.callback()
 def settle(
     url: Annotated[
@@ -48,6 +59,12 @@ def settle(
             "The key comes from OCTRAIN_API_KEY, else from the local stack.",
         ),
     ] = None,
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version and end.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
     context.url = url
     context.fit_console()

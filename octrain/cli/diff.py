@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from octrain.cli import context
 from octrain.cli.context import JsonOption, console
-from octrain.cli.render import duration, number, status_text, table
+from octrain.cli.render import duration, names_of, number, status_text, table
 from octrain.client import JobData
 
 _ABSENT = object()
@@ -37,7 +37,7 @@ def diff(
     if json_output:
         context.print_json({"jobs": [j.id for j in jobs], "spec": changes, "figures": figures})
         return
-    names = [escape(job.name or job.id) for job in jobs]
+    names = names_of(jobs)
     rows = table("SPEC", *names)
     for change in changes:
         rows.add_row(escape(change["pointer"]), *(escape(_shown(change, n)) for n in ("a", "b")))

@@ -66,7 +66,8 @@ def create(
     name: Annotated[str, typer.Argument(help="What it is for.")],
     owner: Annotated[str, typer.Option(help="Whose jobs it sees.")],
     scope: Annotated[
-        list[str], typer.Option(help="jobs:read, jobs:write, admin or node; may be repeated.")
+        list[str],
+        typer.Option(help="jobs:read, jobs:write, admin or node; several by commas, or repeated."),
     ],
     expires_in: ExpiresOption = None,
     node: Annotated[
@@ -76,8 +77,9 @@ def create(
 ) -> None:
     """Make a key; it is shown once."""
     expires_at = _end(expires_in)
+    scopes = [one.strip() for given in scope for one in given.split(",") if one.strip()]
     with context.client() as client:
-        made = client.keys.create(name, owner, scope, expires_at=expires_at, node=node)
+        made = client.keys.create(name, owner, scopes, expires_at=expires_at, node=node)
     _print_secret(made, json_output)
 
 

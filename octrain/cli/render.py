@@ -34,6 +34,17 @@ def table(*columns: str) -> Table:
     return made
 
 
+def names_of(jobs: Sequence[JobData]) -> list[str]:
+    """What to call each of several jobs: by its name, and where another has the same by its id
+    too. Escaped for rich.
+    """
+    names = [job.name or job.id for job in jobs]
+    return [
+        escape(name if names.count(name) == 1 else f"{name} ({job.id})")
+        for name, job in zip(names, jobs, strict=True)
+    ]
+
+
 def status_text(job: JobData) -> str:
     """The status in its colour, with the reason when there is one to tell."""
     text = job.status

@@ -19,7 +19,7 @@ from octrain.cli import context
 from octrain.cli.context import JsonOption
 from octrain.cli.exits import Exit
 from octrain.cli.options import JobsArgument, span
-from octrain.cli.render import duration, number
+from octrain.cli.render import duration, names_of, number
 from octrain.client import AsyncClient, AsyncJob, Job, StreamEvent
 
 _LINE_SECONDS = 5.0
@@ -68,9 +68,8 @@ class JobBars:
         self._show(title, task, view, last=True)
         return job
 
-    async def watch_async(self, job: AsyncJob) -> AsyncJob:
-        """The same beside others in one event loop."""
-        title = escape(job.data.name or job.id)
+    async def watch_async(self, job: AsyncJob, title: str) -> AsyncJob:
+        """The same beside others in one event loop; ``title`` is escaped."""
         task = self._progress.add_task(title, total=None, state=job.status, steps="?")
         view = _View(job, lambda view: self._show(title, task, view))
         view.show()
@@ -192,7 +191,8 @@ async def _watch_all(ids: list[str], json_output: bool) -> list[AsyncJob]:
             await asyncio.gather(*map(_print_events, found))
             return found
         with JobBars(context.console) as bars:
-            return list(await asyncio.gather(*map(bars.watch_async, found)))
+            titles = names_of([job.data for job in found])
+            return list(await asyncio.gather(*map(bars.watch_async, found, titles)))
 
 
 async def _print_events(job: AsyncJob) -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,12 @@ def test_help_tells_the_exit_statuses(octrain: Run) -> None:
     answer = octrain("--help")
     assert answer.returncode == 0
     assert "Exit status: 0 success" in answer.stdout
+
+
+def test_the_version_is_that_of_the_package(command: Run) -> None:
+    answer = command("--version")
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == f"{version('octrain')}\n"
 
 
 def test_migrate_needs_a_database(command: Run) -> None:

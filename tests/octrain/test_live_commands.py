@@ -99,6 +99,12 @@ def test_a_job_is_submitted_changed_followed_and_fetched(
     loss = next(row for row in compared["figures"] if row["name"] == "train/loss")
     assert (loss["a"], loss["b"]) == (1.0, None)
     assert "/training/steps" in run("diff", job, copy["id"]).stdout
+    twin = run("clone", job, "--draft", "--json").json()
+    header = run("diff", job, twin["id"]).stdout
+    assert f"({job})" in header, "jobs of one name are told apart by their ids"
+    assert f"({twin['id']})" in header
+    assert f"({job})" not in run("diff", job, copy["id"]).stdout
+    assert run("rm", twin["id"], "--yes").returncode == 0
 
     assert run("rm", job).returncode == 2, "nobody can be asked"
     assert run("rm", job, copy["id"], "--yes", "--json").json() == {"deleted": [job, copy["id"]]}
@@ -175,6 +181,9 @@ def test_recipes_keys_webhooks_nodes_and_audit(
     assert run("keys", "show", "--json", key=made["key"]).json()["id"] == made["id"]
     assert made["id"] in run("keys", "ls", key=admin).stdout
     assert made["expires_at"] is not None
+    several = ("--scope", "jobs:read, jobs:write", "--scope", "admin", "--json")
+    scopes = run("keys", "create", "all", "--owner", "ada", *several, key=admin).json()["scopes"]
+    assert sorted(scopes) == ["admin", "jobs:read", "jobs:write"]
     endless = run("keys", "edit", made["id"], "--never-expires", "--json", key=admin).json()
     assert (endless["expires_at"], endless["name"]) == (None, "laptop")
     both = ("--never-expires", "--expires-in", "1d")
