@@ -19,7 +19,7 @@ from octrain.cli.context import console
 from octrain.cli.render import table
 from octrain.local.processes import become_subreaper
 from octrain.local.stack import LocalStack
-from octrain.local.state import default_data_dir
+from octrain.local.state import STATE_FILE, default_data_dir
 
 DEFAULT_PORT = 8642
 
@@ -107,6 +107,11 @@ def _announce(stack: LocalStack, seconds: float) -> None:
     facts.add_row("reference", f"{stack.url}/docs")
     if stack.created_key:
         facts.add_row("API key", f"{stack.api_key}  (shown once; octrain finds it on this machine)")
+    else:
+        kept = escape(str(stack.data_dir / STATE_FILE))
+        facts.add_row(
+            "API key", f"as before  (octrain finds it on this machine: api.key in {kept})"
+        )
     facts.add_row("data", escape(str(stack.data_dir)))
     facts.add_row("jobs may read", escape(", ".join(map(str, stack.roots))))
     facts.add_row("logs", escape(str(stack.logs)))

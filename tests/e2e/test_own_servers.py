@@ -72,9 +72,10 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Own]:
             "OMP_NUM_THREADS": "1",
             "COLUMNS": "200",
         }
-        command = ("-m", "octrain", "up", "--data-dir", str(data), "--root", str(root))
+        # Any port: the usual one is that of a stack which the person at this machine may run.
+        options = ("--data-dir", str(data), "--root", str(root), "--port", "0")
         up = subprocess.Popen(
-            [sys.executable, *command],
+            [sys.executable, "-m", "octrain", "up", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -158,7 +159,11 @@ def test_start_use_restart_and_stop(up: Callable[[], Up], monkeypatch: pytest.Mo
     print(f"\nfirst start {first.start_seconds} s, later start {again.start_seconds} s")
     assert first.start_seconds < 30
     assert again.start_seconds < 20
+    again.read_until("logs")
     assert state.api.key not in again.text, "the key is shown once"
+    kept = re.search(r"^API key +as before .*: api\.key in (\S+)\)", again.text, re.MULTILINE)
+    assert kept is not None, again.text
+    assert json.loads(Path(kept[1]).read_text())["api"]["key"] == state.api.key
     with Client() as client:
         job = client.jobs.get(job.id)
         reached = job.data.progress.step
