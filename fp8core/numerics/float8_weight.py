@@ -19,7 +19,7 @@ from fp8core.numerics.current_scaling import current_scale
 
 __all__ = ["Float8Weight", "WeightCast", "cast_weight", "joined_again"]
 
-_ELEMENTS_AT_ONCE = 1 << 24
+_ELEMENTS_AT_ONCE = 1 << 22
 """So many are in fp32 at a time while a weight is cast."""
 # Of an element that its own scale brings an ulp above the largest number, which it is rounded to.
 _LIMIT = E4M3.max * (1 + 2**-20)

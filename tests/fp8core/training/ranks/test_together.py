@@ -216,14 +216,15 @@ def test_a_bad_step_of_one_rank_is_one_of_all(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("base", [None, "fp8"])
 def test_a_reference_and_early_stopping_are_those_of_all(
-    job: Job, run_ranks: Any, series: Series
+    base: str | None, job: Job, run_ranks: Any, series: Series
 ) -> None:
-    """Also adapters, and a tokenizer that rank 0 trains for all."""
+    """Also adapters, beside either base, and a tokenizer that rank 0 trains for all."""
     spec = job(
         resources=TWO,
         tokenizer={"source": "train", "vocab_size": 300},
-        adapter={"rank": 2},
+        adapter={"rank": 2, "base_weights": base},
         training={
             "steps": 8,
             "parity": {"steps": 2, "bound": 1.0},
@@ -237,3 +238,4 @@ def test_a_reference_and_early_stopping_are_those_of_all(
     assert [end.result["step"] for end in ended.ends] == [4, 4]
     assert list(series(ended.workdir, "parity/reference_loss")) == [1, 2]
     assert (ended.workdir / "model/tokenizer.json").exists()
+    assert (ended.workdir / "model/model.safetensors").exists()
