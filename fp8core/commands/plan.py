@@ -72,7 +72,10 @@ def _blocks(found: Plan) -> dict[str, str]:
         shown["would be fused in part"] = str(fusion["fused_in_part"])
     because = fusion["not_because"]
     if isinstance(because, dict):
-        shown.update({f"not: {reason}": str(count) for reason, count in because.items()})
+        if not (fusion["fused"] or fusion["fused_in_part"]) and len(because) == 1:
+            shown["none, because"] = next(iter(because))  # of all alike, so that no count is told
+        else:
+            shown.update({f"not: {reason}": str(count) for reason, count in because.items()})
     return shown
 
 

@@ -158,8 +158,9 @@ def _print_report(report: ValidationReport) -> None:
         detail = f": {report.plan_detail}" if report.plan_detail else ""
         console.print(f"no plan ({escape(report.plan_status + detail)})", highlight=False)
     if report.time is not None:
+        like = len(report.time.from_jobs)
         console.print(
             f"about {duration(report.time.seconds)} at {number(report.time.tokens_per_second)} "
-            f"tokens/s, as {len(report.time.from_jobs)} like job(s) did",
+            f"tokens/s, {'a job' if like == 1 else f'the median of {like} jobs'} like this one",
             highlight=False,
         )

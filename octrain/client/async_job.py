@@ -277,9 +277,14 @@ class AsyncJob:
 
     async def artifact(self, which: str) -> Artifact:
         """An artifact by its id, or the newest of a kind (``model``). Errors: NotFound."""
-        found = [a for a in await self.artifacts() if which in (a.id, a.kind, a.name)]
+        made = await self.artifacts()
+        found = [a for a in made if which in (a.id, a.kind, a.name)]
         if not found:
-            raise NotFound(f"Job {self.id} ({self.status}) has no artifact {which!r}.", status=404)
+            kinds = ", ".join(sorted({a.kind for a in made})) or "none"
+            raise NotFound(
+                f"Job {self.id} ({self.status}) has no artifact {which!r}. It has: {kinds}.",
+                status=404,
+            )
         return max(found, key=lambda artifact: (artifact.step or 0, artifact.id))
 
     async def download(

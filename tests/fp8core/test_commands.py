@@ -162,7 +162,8 @@ def test_plan_needs_no_weights_and_prints_tables_or_json(
     assert f"{plan['parameters']['total']:,}" in shown
     assert f"CUDA graphs none: {graphs['refusal']}" in " ".join(shown.replace("│", " ").split())
     assert "it is the output head" in shown
-    assert "would be fused" in shown
+    (reason,) = plan["fusion"]["not_because"]
+    assert f"none, because {reason}" in " ".join(shown.replace("│", " ").split())
 
 
 def test_validate_says_ok_or_every_problem(

@@ -62,7 +62,8 @@ def test_a_job_is_submitted_changed_followed_and_fetched(
 
     assert run("wait", job, "--timeout", "1s").returncode == 9
     node.take(job)
-    rows = [{"type": "metrics", "step": n, "values": {"train/loss": 3.0 / n}} for n in (1, 2, 3)]
+    told = [{"train/loss": 3.0 / n, "perf/tokens_per_second": 100.0} for n in (1, 2, 3)]
+    rows = [{"type": "metrics", "step": n, "values": v} for n, v in enumerate(told, start=1)]
     node.tell(job, *rows)
     node.model(job, {"config.json": b"{}"})
     node.finish(job)
@@ -75,13 +76,16 @@ def test_a_job_is_submitted_changed_followed_and_fetched(
     assert (events[-1]["type"], events[-1]["job_id"]) == ("end", job)
     assert run("wait", job, "--json").json()["status"] == "succeeded"
 
+    estimate = run("validate", spec_file, "--wait", "0").stdout
+    assert "at 100 tokens/s, a job like this one" in estimate
     assert run("show", job, "--spec").json()["training"]["optimizer"]["lr"] == 3e-4
     given = run("show", job, "--given").json()
     assert given["training"]["optimizer"] == {"name": "adamw", "lr": 3e-4}
     assert "priority" not in given
     assert [e["kind"] for e in run("events", job, "--json").json()]
     assert run("metrics", job, "train/*", "--json").json()[0]["points"][-1] == [3, 1.0]
-    assert run("metrics", job, "--latest", "--json").json()[0]["name"] == "train/loss"
+    latest = [row["name"] for row in run("metrics", job, "--latest", "--json").json()]
+    assert latest == ["perf/tokens_per_second", "train/loss"]
     table = tmp_path / "m.csv"
     assert run("metrics", job, "-o", str(table)).returncode == 0
     assert "train/loss" in table.read_text()
@@ -89,6 +93,9 @@ def test_a_job_is_submitted_changed_followed_and_fetched(
     assert (Path(folder) / "config.json").read_bytes() == b"{}"
     assert run("download", job, "--archive", "-o", str(tmp_path / "m.tar")).returncode == 0
     assert run("artifacts", job, "--json").json()[0]["kind"] == "model"
+    missing = run("download", job, "report")
+    assert missing.returncode == 3
+    assert missing.stderr.endswith("has no artifact 'report'. It has: model.\n")
 
     copy = run(
         "clone", job, "--set", "training.steps=7", "--set", "name=", "--draft", "--json"
