@@ -36,6 +36,8 @@ def _casting(reference: weakref.ref[Any]) -> Callable[[Tensor], Any]:
         if isinstance(tensor, Float8Weight):
             return stored_for_gemms(tensor)
         quantizer: Any = reference()
+        if _backward_reads_no_fp8():
+            quantizer.set_usage(columnwise=False)
         made = type(quantizer).quantize_impl(quantizer, tensor)
         # Only what is no torch.Tensor, which Transformer Engine would keep for later, and only
         # of formats with one scale: others have their columns' scales beside them.
@@ -44,6 +46,16 @@ def _casting(reference: weakref.ref[Any]) -> Callable[[Tensor], Any]:
         return made
 
     return cast
+
+
+def _backward_reads_no_fp8() -> bool:
+    """Under ``backward_override`` Transformer Engine casts columns in the first run of a block that
+    is recomputed, and none in the recomputation. Nothing reads them, and ``torch.utils.checkpoint``
+    takes the one tensor less for a fault of its own ("list index out of range")."""
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+    recipe = FP8GlobalStateManager.get_fp8_recipe()
+    return getattr(recipe, "backward_override", None) is not None
 
 
 def _has_columns(made: Any) -> bool:

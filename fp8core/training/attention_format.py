@@ -28,6 +28,7 @@ class AttentionFormat:
         self._telemetry = telemetry
         self._said = False
         self._in_fp8 = self._in_all = 0
+        self._last: dict[str, float] = {}
 
     def note(self, step: int, batches: Sequence[Batch]) -> None:
         """The micro-batches of ``step``, on the host; nothing is waited for."""
@@ -47,9 +48,11 @@ class AttentionFormat:
             )
 
     def figures(self) -> dict[str, float]:
-        """The share since this was last asked; empty where the recipe does not ask for FP8."""
-        if self._in_all == 0:
-            return {}
-        share = self._in_fp8 / self._in_all
-        self._in_fp8 = self._in_all = 0
-        return {SHARE: share}
+        """The share since this was last asked; empty where the recipe does not ask for FP8.
+
+        On a GPU the last figures arrive when no further step has passed: the last share holds.
+        """
+        if self._in_all:
+            self._last = {SHARE: self._in_fp8 / self._in_all}
+            self._in_fp8 = self._in_all = 0
+        return dict(self._last)

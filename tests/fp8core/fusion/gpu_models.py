@@ -49,9 +49,7 @@ def self_loss(
         return plain_cross_entropy(logits, targets) / (targets >= 0).sum()
 
 
-def gradients_of(
-    engine: TransformerEngine, model: Any, batch: Batch
-) -> tuple[float, dict[str, Tensor]]:
+def gradients_of(engine: Any, model: Any, batch: Batch) -> tuple[float, dict[str, Tensor]]:
     """The loss, and the gradients of all parameters that have one."""
     loss = self_loss(engine, model, batch)
     loss.backward()

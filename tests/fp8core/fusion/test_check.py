@@ -179,6 +179,31 @@ def test_a_gradient_alone_that_is_wrong_is_found(dtype: torch.dtype) -> None:
     assert all(str(reason).startswith("the gradient of") for reason in reasons)
 
 
+class NoisyAttention(PlainParts):
+    """Whose first outputs are off by 10 %, ``times`` of them."""
+
+    def __init__(self, times: int) -> None:
+        self._left = times
+
+    def attention(self, half: AttentionHalf) -> Attend:
+        own = super().attention(half)
+
+        def attend(query: Tensor, key: Tensor, value: Tensor, sequences: Sequences) -> Tensor:
+            self._left -= 1
+            return own(query, key, value, sequences) * (1.1 if self._left >= 0 else 1.0)
+
+        return attend
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_differs_with_some_inputs_only_is_no_fault(dtype: torch.dtype) -> None:
+    """Of each draw the fused form is computed twice, for the gradients of an MLP in one module."""
+    halves, _ = fused_halves(make("Llama").to(dtype), NoisyAttention(4))
+    assert halves == [FUSED, FUSED]
+    halves, _ = fused_halves(make("Llama").to(dtype), NoisyAttention(6))
+    assert halves[0] != FUSED
+
+
 def test_a_window_beyond_the_rows_is_proved_narrower_and_used_as_it_is() -> None:
     model = make("Mistral", sliding_window=4096)
     fusion = fuse(model, PlainParts(), {})

@@ -55,9 +55,9 @@ def test_two_are_as_far_apart_as_their_gradients(change: str, rank: int) -> None
     other = CHANGES[change](gradient)
     wanted = apart(gradient, other)
     assert wanted > 0.005
-    # Of one row: the deviation of a mean of 128 squares, three times over.
-    assert apart(sketch(gradient), sketch(other)) == pytest.approx(wanted, rel=0.2)
-    assert sketch(gradient).shape == (128, SHAPE[1])
+    # Of one row: the deviation of a mean of 64 squares, three times over.
+    assert apart(sketch(gradient), sketch(other)) == pytest.approx(wanted, rel=0.27)
+    assert sketch(gradient).shape == (64, SHAPE[1])
 
 
 def test_what_is_equal_stays_equal_and_what_is_small_stays_whole() -> None:

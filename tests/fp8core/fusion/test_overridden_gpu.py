@@ -10,13 +10,13 @@ from torch import Tensor
 
 from fp8core.conversion import convert, restore, restore_layers
 from fp8core.data.attention import model_inputs
+from fp8core.engines import create
 from fp8core.engines.te_override import OperandUse
 from fp8core.engines.transformer_engine import TransformerEngine
 from fp8core.fusion import fused_inputs
 from fp8core.spec import Conversion
 from fp8core.training.activation_checkpointing import enable_gradient_checkpointing
 from tests.fp8core.fusion.gpu_models import (
-    FAR,
     batch_for,
     distances,
     gradients_of,
@@ -41,6 +41,7 @@ pytestmark = [
 ]
 
 GEMMS = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
+BF16 = {"engine": "amp", "dtype": "bf16"}
 OVERRIDES = [
     (False, False, True),
     (False, True, False),
@@ -108,21 +109,27 @@ def test_they_do_so_in_gpt2_and_bert(family: str, override: tuple[bool, bool, bo
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("override", [(False, False, True), (False, True, False)])
 @pytest.mark.parametrize("family", ["Llama", "GPT2", "Bert"])
-def test_gradients_are_those_of_the_layers_one_by_one(
+def test_gradients_are_as_near_as_those_of_the_layers_one_by_one(
     family: str, override: tuple[bool, bool, bool], dtype: torch.dtype
 ) -> None:
-    """With scales of the tensors at hand: delayed ones would all be 1 in a first step."""
+    """With scales of the tensors at hand: delayed ones would all be 1 in a first step.
+
+    Near those in bf16: q, k and v have one scale where they are joined, so that both ways round at
+    other places, and are further from each other than either needs to be from the truth.
+    """
     batch = batch_for(family, packed=True)
+    exact, expected = gradients_of(create(_recipe(BF16), DEVICE), make(family, dtype), batch)
     found = {}
     for fuse in ("none", "auto"):
         model, engine, _ = converted(override, "current", family, fuse, dtype)
-        found[fuse] = gradients_of(engine, model, batch)
-    (expected, others), (own, gradients) = found["none"], found["auto"]
-    assert own == pytest.approx(expected, rel=0.01)
-    total, apart = distances(gradients, others)
-    print(family, override, dtype, total, max((far, name) for name, far in apart.items()))
-    assert total < FAR
-    assert max(apart.values()) < 2 * FAR, apart
+        loss, gradients = gradients_of(engine, model, batch)
+        assert loss == pytest.approx(exact, rel=0.01)
+        found[fuse] = distances(gradients, expected)
+    (plain, of_plain), (fused, of_fused) = found["none"], found["auto"]
+    print(family, override, dtype, plain, fused)
+    assert fused < 1.2 * plain + 0.01
+    for name, far in of_fused.items():
+        assert far < 1.5 * of_plain[name] + 0.05, name
 
 
 def test_half_of_a_block_is_put_back_and_then_everything() -> None:

@@ -70,6 +70,11 @@ def made(
 ) -> tuple[Any, Any, Any]:
     """A converted model beside adapters, its base in ``base``; its engine, and the report."""
     model, engine = make(family, **changes), engines.create(_recipe(RECIPES[recipe]), DEVICE)
+    if changes:  # wider: the same softmax of the same inputs
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 2:
+                    parameter.mul_(0.25)
     adapters = planned(model, keys)
     conversion = Conversion.model_validate({"fuse": fuse})
     report = convert(model, engine, conversion, adapters=adapters)
@@ -122,20 +127,22 @@ def test_a_cast_is_to_the_bit_what_transformer_engine_makes_of_the_weight(recipe
 @pytest.mark.parametrize("recipe", SCALINGS)
 @pytest.mark.parametrize("keys", [ALL, ("q_proj", "v_proj")], ids=["all", "qv"])
 def test_memory_at_rest_and_at_the_peak(recipe: str, fuse: str, keys: tuple[str, ...]) -> None:
-    """At rest a byte a weight less; and at a step's peak the casts that waited, a second one.
+    """At rest a byte a weight is left; and at a step's peak the casts that waited are no more.
 
     At a time dgrad turns over the weights of one GEMM, or of both of an MLP in one module.
     """
-    rest, peak, weights, largest = {}, {}, 0, 0
-    warm, engine, _ = made(recipe, base="fp8", fuse=fuse, keys=keys)
+    rest, peak, weights, largest, size = {}, {}, 0, 0, 0
+    warm, engine, report = made(recipe, base="fp8", fuse=fuse, keys=keys)
     train(engine, warm, 1)  # workspaces of GEMMs, which stay
-    del warm, engine
-    for base in ("bf16", "fp8"):
+    del warm, engine, report
+    for base in ("stored", "fp8"):
         before = allocated()
-        model, engine, _ = made(
+        model, engine, report = made(
             recipe, base=base, fuse=fuse, keys=keys, num_hidden_layers=6, **WIDE
         )
         weights = elements(model)
+        if base != "fp8":
+            size = model.model.layers[0].mlp.down_proj.weight.element_size()
         largest = 3 * WIDE["hidden_size"] * WIDE["intermediate_size"]
         rest[base] = allocated() - before
         trained = [p for p in model.parameters() if p.requires_grad]
@@ -148,12 +155,13 @@ def test_memory_at_rest_and_at_the_peak(recipe: str, fuse: str, keys: tuple[str,
             optimizer.step()
             optimizer.zero_grad()
         peak[base] = torch.cuda.max_memory_allocated() - before
-        del model, engine, optimizer, trained
+        del model, engine, report, optimizer, trained  # the report holds the model
     print(recipe, fuse, keys, {k: v / weights for k, v in rest.items()}, end=" ")
     print({k: v / weights for k, v in peak.items()}, largest / weights)
-    assert rest["bf16"] - rest["fp8"] == pytest.approx(weights, rel=0.01)
+    assert size > 1
+    assert rest["stored"] - rest["fp8"] == pytest.approx((size - 1) * weights, rel=0.015)
     # Of what waited in casts for the backward pass there is no more than one turned over.
-    assert peak["fp8"] < peak["bf16"] - 2 * weights + largest + 0.1 * weights
+    assert peak["fp8"] < peak["stored"] - size * weights + largest + 0.1 * weights
 
 
 @pytest.mark.parametrize("fuse", ["auto", "none"])
