@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -76,6 +77,9 @@ def assemble(
         else small_gemms,
         length=round_up(spec.training.sequence_length, engine.token_multiple),
     )
+    if world.several:
+        # Else they would exchange unlike numbers of amaxes, and wait for each other.
+        world.same("layers converted and blocks fused", _outcome(conversion))
     model = conversion.model
     adapter = None
     if spec.adapter is not None:
@@ -98,6 +102,12 @@ def assemble(
     learner = Learner(spec.training, model, engine, _optimizer(spec, model), task, world)
     random_state.part_from_rank_0(spec.training.seed, world.rank)
     return Assembled(learner, conversion, adapter)
+
+
+def _outcome(conversion: ConversionReport) -> str:
+    """What has become of each layer and block; reasons may name measured numbers."""
+    rows = conversion.to_json()
+    return json.dumps([[row["name"], row["to"], row["group"]] for row in rows])
 
 
 def announce_conversion(

@@ -25,6 +25,7 @@ from fp8core.training.ranks.place import FOLDER_VARIABLE, RankEnd, RankPlace
 from fp8core.training.run import Run
 
 Plant = Callable[[int, Assembled], None]
+Prepare = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,19 @@ class Ended:
 
 @pytest.fixture
 def run_ranks(tmp_path: Path) -> Callable[..., Ended]:
-    """Trains a spec with as many ranks as it asks for; ``plant`` gets each rank's learner."""
+    """Trains a spec with as many ranks as it asks for; ``plant`` gets each rank's learner.
+
+    ``prepare`` is called in each rank's process before it begins.
+    """
     count = 0
 
-    def run(spec: Path, workdir: Path | None = None, *, plant: Plant = _nothing) -> Ended:
+    def run(
+        spec: Path,
+        workdir: Path | None = None,
+        *,
+        plant: Plant = _nothing,
+        prepare: Prepare = _as_it_is,
+    ) -> Ended:
         nonlocal count
         count += 1
         workdir = workdir or tmp_path / f"ranks-work-{count}"
@@ -58,7 +68,7 @@ def run_ranks(tmp_path: Path) -> Callable[..., Ended]:
         processes = [
             context.Process(
                 target=_rank,
-                args=(RankPlace(rank, ranks, folder), store.port, spec, workdir, plant),
+                args=(RankPlace(rank, ranks, folder), store.port, spec, workdir, plant, prepare),
             )
             for rank in range(ranks)
         ]
@@ -82,7 +92,13 @@ def _nothing(rank: int, assembled: Assembled) -> None:
     """Plants nothing."""
 
 
-def _rank(place: RankPlace, port: int, spec: Path, workdir: Path, plant: Plant) -> None:
+def _as_it_is(rank: int) -> None:
+    """Prepares nothing."""
+
+
+def _rank(
+    place: RankPlace, port: int, spec: Path, workdir: Path, plant: Plant, prepare: Prepare
+) -> None:
     os.environ.update(
         {
             "RANK": str(place.rank),
@@ -101,6 +117,7 @@ def _rank(place: RankPlace, port: int, spec: Path, workdir: Path, plant: Plant) 
         plant(place.rank, made[-1])
         return made[-1]
 
+    prepare(place.rank)
     module: Any = sys.modules[Run.__module__]
     module.assemble = planted
     code = run_train(spec, workdir, [])

@@ -17,6 +17,7 @@ import torch
 
 from fp8core.data.batches import BatchSource
 from fp8core.data.prefetch import PrefetchedBatches
+from fp8core.engines.emulated import EmulatedEngine
 from fp8core.training import run
 from fp8core.training.assemble import Assembled
 from fp8core.training.ranks.place import RankPlace, is_gone
@@ -99,6 +100,19 @@ def be_the_last(rank: int, assembled: Assembled) -> None:
         finish(saver)
 
     Saver.finish = late  # type: ignore[method-assign]
+
+
+def keep_a_layer(rank: int) -> None:
+    """Rank 1's engine takes one layer less, as where the proof of a block fails on one GPU."""
+    if rank == 0:
+        return
+    asked, refusal = [0], EmulatedEngine.linear_refusal
+
+    def once(engine: EmulatedEngine, linear: Any) -> str | None:
+        asked[0] += 1
+        return "for a test" if asked[0] == 3 else refusal(engine, linear)
+
+    EmulatedEngine.linear_refusal = once  # type: ignore[method-assign]
 
 
 def spoil(assembled: Assembled) -> None:
@@ -213,6 +227,17 @@ def test_a_bad_step_of_one_rank_is_one_of_all(
     assert report["skipped_steps"] == (1 if action == "skip_step" else 0)
     layers = ["model.layers.1.mlp.down_proj"] if action == "fallback_bf16" else []
     assert list(report["fallback_bf16"]) == layers
+
+
+def test_ranks_that_convert_unlike_layers_say_so_before_they_train(
+    job: Job, run_ranks: Any
+) -> None:
+    """They would exchange unlike numbers of amaxes, and wait for each other."""
+    ended = run_ranks(job(**BRIEF), prepare=keep_a_layer)
+    for end in ended.ends:
+        assert "same layers converted and blocks fused" in end.result["detail"]
+        assert "rank 1 differs from rank 0" in end.result["detail"]
+    assert not list(ended.workdir.glob("checkpoints/*"))
 
 
 @pytest.mark.slow
