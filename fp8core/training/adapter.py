@@ -34,7 +34,7 @@ class Adapter:
     """The adapters of one model, which holds them.
 
     ``base`` and ``base_places`` are digests of all that is frozen: one that earlier versions know,
-    and one that sees also what only changed places. ``frozen``: its names.
+    and one that sees also what only changed places.
     """
 
     def __init__(self, model: nn.Module, wrapped: Any, config: LoraConfig) -> None:
@@ -43,7 +43,6 @@ class Adapter:
         self._config = config
         frozen = [(n, p) for n, p in model.named_parameters() if not p.requires_grad]
         self.base, self.base_places = digest_of_sums(frozen), digest(frozen)
-        self.frozen = tuple(name for name, _ in frozen)
 
     def tensors(self) -> dict[str, Tensor]:
         """The live trained parameters, by name."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -36,7 +36,8 @@ def merged_with_source(
 
     On the CPU, for ``device`` may have no room for it; but there, where some of its weights were
     made at random, which only the same device does alike. Raises ``ModelUnavailable`` where the
-    base is not to be had any more, or is another one than ``loaded`` was.
+    base is not to be had any more, or is another one than ``loaded`` was: in its weights, or in what
+    its configuration says of them.
     """
     from fp8core.training.adapter import attach
 
@@ -53,7 +54,8 @@ def merged_with_source(
         class_labels=class_labels,
     )
     attached = attach(spec, again.model, adapter_targets(again.model, spec.adapter))
-    if attached.base_places != adapter.base_places and attached.frozen == adapter.frozen:
+    # Names are a part of the digest: layers fewer, or a head that is tied now, are another base.
+    if attached.base_places != adapter.base_places or _shape(again) != _shape(loaded):
         raise ModelUnavailable(
             "the base model is another one than it was when this run began, so the adapters cannot "
             "be added to it; the last checkpoint has them, beside the base that they belong to",
@@ -65,3 +67,9 @@ def merged_with_source(
             parameter.copy_(trained[name])
     attached.merge()
     return again.model
+
+
+def _shape(loaded: LoadedModel) -> dict[str, Any]:
+    """What a model computes with its weights, as it would be written beside them."""
+    found: dict[str, Any] = loaded.config.to_dict()
+    return found

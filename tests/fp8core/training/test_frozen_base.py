@@ -255,6 +255,36 @@ def test_a_base_that_changed_on_disk_is_not_merged_with(
         train_here(spec, plant=change)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 1},
+        {"hidden_act": "relu"},
+        {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
+        {"attention_bias": True},
+    ],
+    ids=["a layer less", "another function", "other heads", "more of them"],
+)
+def test_nor_is_one_whose_configuration_changed(
+    job: Job, train_here: TrainHere, base: Path, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """Of fewer layers the same adapters would make a whole model too, and another one."""
+    folder = tmp_path / "own"
+    shutil.copytree(base, folder)
+
+    def edit(assembled: Assembled) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+
+    spec = job(**QUICK, model=of(folder), recipe=DELAYED, adapter=STORED, training=FAST)
+    workdir = tmp_path / "work"
+    with pytest.raises(ModelUnavailable):
+        train_here(spec, workdir, plant=edit)
+    assert not (workdir / "model").exists()
+    # They are not lost.
+    assert (workdir / "checkpoints/step-00000004/adapter.safetensors").exists()
+
+
 def test_layers_fall_back_to_high_precision_with_parity_beside(
     job: Job, train_here: TrainHere, base: Path, series: Series
 ) -> None:
