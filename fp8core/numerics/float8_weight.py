@@ -48,8 +48,7 @@ class WeightCast:
 class Float8Weight(Tensor):
     """``codes`` (E4M3, of any strides) times ``scale_inverse`` (0-dim fp32), as ``dtype``.
 
-    Views along rows or turned over, copies and moves to another device are such tensors again,
-    of the same ``cast``.
+    Views, copies and moves to another device are such tensors again, of the same ``cast``.
     """
 
     _data: Tensor
@@ -120,6 +119,7 @@ class Float8Weight(Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Float8Weight:
         if id(self) not in memo:
             copy = self._alike(self._data.clone(), self._scale_inverse.clone())
+            copy.requires_grad_(self.requires_grad)
             if getattr(self, "_is_param", False):
                 copy._is_param = True
             memo[id(self)] = copy
@@ -152,17 +152,37 @@ class Float8Weight(Tensor):
         return func(*args, **kwargs)
 
 
+_aten = torch.ops.aten
 _VIEWS = {
-    torch.ops.aten.alias.default,
-    torch.ops.aten.clone.default,
-    torch.ops.aten.detach.default,
-    torch.ops.aten.slice.Tensor,
-    torch.ops.aten.split.Tensor,
-    torch.ops.aten.split_with_sizes.default,
-    torch.ops.aten.t.default,
-    torch.ops.aten.transpose.int,
+    _aten._reshape_alias.default,
+    _aten._unsafe_view.default,
+    _aten.alias.default,
+    _aten.as_strided.default,
+    _aten.clone.default,
+    _aten.detach.default,
+    _aten.diagonal.default,
+    _aten.expand.default,
+    _aten.lift_fresh.default,
+    _aten.permute.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.split.Tensor,
+    _aten.split_with_sizes.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.t.default,
+    _aten.transpose.int,
+    _aten.unbind.int,
+    _aten.unfold.default,
+    _aten.unsqueeze.default,
+    _aten.view.default,
 }
-"""What is done to the codes as it would be to the values; copies are among them."""
+"""What is done to the codes as it would be to the values; copies are among them.
+
+Of any other view one would get values that no longer belong to the weight, and what is written to
+those would be lost without a word.
+"""
 
 
 def cast_weight(weights: Sequence[Tensor], *, power_of_two: bool = False) -> list[Float8Weight]:

@@ -36,8 +36,8 @@ def merged_with_source(
 
     On the CPU, for ``device`` may have no room for it; but there, where some of its weights were
     made at random, which only the same device does alike. Raises ``ModelUnavailable`` where the
-    base is not to be had any more, or is another one than ``loaded`` was: in its weights, or in what
-    its configuration says of them.
+    base is not to be had any more, or is another one than ``loaded`` was, by its weights or by its
+    configuration.
     """
     from fp8core.training.adapter import attach
 

@@ -158,6 +158,42 @@ def test_gradients_go_through_a_layer_that_holds_one(autocast: bool) -> None:
         assert torch.equal(one, other)
 
 
+PARTS: list[Callable[[Tensor], Tensor]] = [
+    lambda w: w[3],
+    lambda w: w[:, 5],
+    lambda w: w[4:8, ::3],
+    lambda w: w[None],
+    lambda w: w[None].squeeze(0),
+    lambda w: w[:1].squeeze(),
+    lambda w: w.view(-1),
+    lambda w: w.view(8, 4, 48),
+    lambda w: w.flatten(),
+    lambda w: w.t().unflatten(0, (4, 12)),
+    lambda w: w.permute(1, 0),
+    lambda w: w.T,
+    lambda w: w.unbind(1)[2],
+    lambda w: w.chunk(3)[2],
+    lambda w: w.expand(2, 32, 48)[1],
+    lambda w: w.diagonal(),
+    lambda w: w.unfold(1, 8, 8),
+    lambda w: w.as_strided((5, 3), (48, 2), 7),
+    lambda w: w.narrow(1, 3, 4).data,
+]
+
+
+@pytest.mark.parametrize("view", PARTS)
+def test_views_are_of_the_same_cast_and_show_the_same_values(
+    view: Callable[[Tensor], Tensor],
+) -> None:
+    (stored,) = cast_weight([values(32, 48)])
+    found = view(stored)
+    assert isinstance(found, Float8Weight)
+    assert found.cast is stored.cast
+    assert found.codes.untyped_storage().data_ptr() == stored.codes.untyped_storage().data_ptr()
+    assert torch.equal(found.dequantize(), view(stored.dequantize()))
+    assert torch.equal(found + 0, view(stored.dequantize()))
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -166,6 +202,7 @@ def test_gradients_go_through_a_layer_that_holds_one(autocast: bool) -> None:
         lambda w: w.copy_(torch.zeros(32, 48)),
         lambda w: torch.add(values(32, 48), 1, out=w),
         lambda w: setattr(w, "data", torch.zeros(32, 48)),
+        *(lambda w, view=view: view(w).zero_() for view in PARTS),
     ],
 )
 def test_nothing_writes_to_it(write: Callable[[Tensor], Any]) -> None:
@@ -186,6 +223,8 @@ def test_it_is_copied_moved_with_its_module_and_not_pickled() -> None:
     assert isinstance(twin.weight, nn.Parameter)
     assert twin.weight.codes.data_ptr() != layer.weight.codes.data_ptr()
     assert torch.equal(twin.weight.dequantize(), layer.weight.dequantize())
+    assert not twin.weight.requires_grad
+    assert copy.deepcopy(twin.requires_grad_(True)).weight.requires_grad
     layer.to("meta")
     assert isinstance(layer.weight, Float8Weight)
     assert layer.weight.codes.device.type == "meta"
