@@ -30,9 +30,10 @@ def unreached(
     """Why ``blocks`` of ``model`` cannot be given sequences; None where all of them get them.
 
     Nor can those that are called with tensors that they would not read. One row of two documents
-    goes through the model in evaluation mode, which may lie on the meta device. ``masked``: whether
-    the model is called with masks as well, for attention that is not fused. ``causal``: whether its
-    attention looks back alone.
+    goes through the model in evaluation mode, to the end of the last of them: behind it comes the
+    head, the cast of whose weight may be larger than a block. The model may lie on the meta device.
+    ``masked``: whether the model is called with masks as well, for attention that is not fused.
+    ``causal``: whether its attention looks back alone.
     """
     device = next(model.parameters()).device
     batch = _two_documents(causal).to(device)
@@ -43,6 +44,7 @@ def unreached(
     else:
         inputs = documents_inputs(batch, model.config, sequences)
     reached: set[int] = set()
+    wanted = len({id(block.layer) for block in blocks})
     unread: list[TypeError] = []
 
     def watch(block: AskedBlock) -> Any:
@@ -60,9 +62,14 @@ def unreached(
 
         return hook
 
+    def leave_behind_the_last(*_: Any) -> None:
+        if len(reached) == wanted:
+            raise _AllReached
+
     exits = [
         block.layer.register_forward_pre_hook(watch(block), with_kwargs=True) for block in blocks
     ]
+    exits += [block.layer.register_forward_hook(leave_behind_the_last) for block in blocks]
     modes = {module: module.training for module in model.modules()}
     model.eval()
     caching = torch.is_autocast_cache_enabled()
@@ -70,6 +77,8 @@ def unreached(
     try:
         with torch.no_grad():
             model(**inputs)
+    except _AllReached:
+        return None
     except torch.OutOfMemoryError:
         raise
     # A model may know no keyword of ours, in its own way.
@@ -84,9 +93,13 @@ def unreached(
             leave.remove()
         for module, training in modes.items():
             module.training = training
-    if len(reached) < len({id(block.layer) for block in blocks}):
+    if len(reached) < wanted:
         return "the model does not hand the sequences of its batches on to its blocks"
     return None
+
+
+class _AllReached(Exception):
+    """Nothing is wanted of what follows."""
 
 
 def _runs(model: Any, batch: Batch) -> bool:

@@ -337,6 +337,15 @@ def test_a_model_that_keeps_the_sequences_to_itself_is_not_fused() -> None:
     assert torch.equal(model(**inputs, use_cache=False).logits, expected)
 
 
+def test_the_head_computes_nothing_while_blocks_are_fused() -> None:
+    """Its weight may be larger than a block, and under autocast it would be cast."""
+    model, called = make("Llama"), []
+    model.lm_head.register_forward_pre_hook(lambda *_: called.append(True))
+    fusion = fuse(model, PlainParts(), {})
+    assert all(len(row.fused) == 2 for row in fusion.rows)
+    assert not called
+
+
 def test_a_model_that_cannot_be_called_with_sequences_is_not_fused() -> None:
     model = make("Llama")
     own = model.forward
