@@ -81,6 +81,39 @@ def test_the_estimate_of_chosen_gemms_is_near_what_an_h200_used(make_spec, name)
     assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.01)
 
 
+MEASURED_ADAPTERS = {
+    # Peak GiB of a step of LoRA beside six blocks of the 3B shape's widths (docs/performance.md).
+    ("linear", None): 7.14,
+    ("linear", "fp8"): 6.03,
+    ("q and v", None): 6.04,
+    ("q and v", "fp8"): 4.96,
+}
+
+
+@pytest.mark.parametrize("targets, base", MEASURED_ADAPTERS)
+def test_the_estimate_beside_a_frozen_base_is_near_what_an_h200_used(make_spec, targets, base):
+    config = {
+        "model_type": "llama", "vocab_size": 32000, "hidden_size": 3072, "head_dim": 128,
+        "intermediate_size": 8192, "num_hidden_layers": 6, "num_attention_heads": 24,
+        "num_key_value_heads": 8, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+    }  # fmt: skip
+    training = {"batch_size": 2, "sequence_length": 4096, "precision": {"weights": "bf16"}}
+    adapter = {"type": "lora", "rank": 16, "base_weights": base}
+    if targets == "q and v":
+        adapter["target_modules"] = ["*q_proj", "*v_proj"]
+    made = plan(
+        make_spec(
+            config,
+            training=training,
+            recipe={"engine": "te"},
+            conversion={"small_gemm": "off"},
+            adapter=adapter,
+        )
+    )
+    measured = MEASURED_ADAPTERS[targets, base]
+    assert made.memory["total"] / 2**30 == pytest.approx(measured, rel=0.05)
+
+
 MEASURED_RUNS = {
     # Peak GiB of whole runs of the trainer on an H200, 2 x 2048 tokens, stored in fp32.
     "bf16, layer by layer": {"125M": 5.28, "1B": 30.01, "3B": 65.24},
