@@ -90,7 +90,7 @@ MEASURED_ADAPTERS = {
 }
 
 
-@pytest.mark.parametrize("targets, base", MEASURED_ADAPTERS)
+@pytest.mark.parametrize(("targets", "base"), MEASURED_ADAPTERS)
 def test_the_estimate_beside_a_frozen_base_is_near_what_an_h200_used(make_spec, targets, base):
     config = {
         "model_type": "llama", "vocab_size": 32000, "hidden_size": 3072, "head_dim": 128,
