@@ -29,7 +29,12 @@ from fp8core.data.batch import Batch, round_up
 from fp8core.fusion.documents import is_plainly_causal
 from fp8core.models.fused_keeps import fused_forward
 from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
-from fp8core.models.weight_copies import copy_beside_cast, weight_copies
+from fp8core.models.weight_copies import (
+    copy_beside_cast,
+    shared_weights,
+    stores_base,
+    weight_copies,
+)
 from fp8core.spec import JobSpec
 from fp8core.spec.recipe import high_precision_gemms, token_multiple
 
@@ -71,10 +76,11 @@ def dry_run(
     with_adapter = [module for module in model.modules() if id(module) in adapted]
     for block in fusion.blocks:
         block.layer.forward = fused_forward(block, spec, compute, plain=fusion.plain)
+    shared = shared_weights(model)
     for decision in decisions:
         module = decision.layer.module
         if decision.reason is None and decision.layer.kind != "projection":  # runs as it is
-            planned = _planned(decision, spec, compute)
+            planned = _planned(decision, spec, compute, shared)
             put_in_place(model, module, planned)
             with_adapter = [planned if each is module else each for each in with_adapter]
     model.train()
@@ -95,10 +101,14 @@ def dry_run(
         )
 
 
-def _planned(decision: Decision, spec: JobSpec, compute: torch.dtype) -> nn.Module:
+def _planned(
+    decision: Decision, spec: JobSpec, compute: torch.dtype, shared: AbstractSet[int]
+) -> nn.Module:
+    module = decision.layer.module
     if decision.norm is not None:
-        return _PlannedNorm(decision.layer.module, compute)
-    return _PlannedLinear(decision.layer.module, spec, compute)
+        return _PlannedNorm(module, compute)
+    stored = stores_base(spec) and id(module._parameters.get("weight")) not in shared
+    return _PlannedLinear(module, spec, compute, weight_copies(spec, stored=stored))
 
 
 def _make_fake(model: nn.Module) -> list[Tensor]:
@@ -277,9 +287,9 @@ class _GroupedMatmul(torch.autograd.Function):
 
 
 class _PlannedLinear(nn.Module):
-    """Saves what the recipe's engine saves of one Linear."""
+    """Saves what the recipe's engine saves of one Linear, ``copies`` of its weight included."""
 
-    def __init__(self, linear: nn.Module, spec: JobSpec, compute: torch.dtype) -> None:
+    def __init__(self, linear: nn.Module, spec: JobSpec, compute: torch.dtype, copies: int) -> None:
         super().__init__()
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)  # type: ignore[arg-type]
@@ -293,7 +303,7 @@ class _PlannedLinear(nn.Module):
         # is what the casts of the forward pass left.
         whole_input = wgrad_high and backward != "dequantized"
         self.input_bytes = 2 if whole_input or engine == "torchao" else 1
-        self.weight_bytes = 0 if dgrad_high and backward is None else weight_copies(spec)
+        self.weight_bytes = 0 if dgrad_high and backward is None else copies
         self.weight_bytes += copy_beside_cast(spec, transposed=is_conv1d(linear))
 
     def forward(self, input: Tensor) -> Tensor:

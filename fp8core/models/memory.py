@@ -37,6 +37,7 @@ from fp8core.models.planned_fusion import NOTHING_FUSED, PlannedFusion
 from fp8core.models.weight_copies import (
     copy_beside_cast,
     keeps_casts,
+    shared_weights,
     stores_base,
     weight_copies,
 )
@@ -92,7 +93,9 @@ def estimate_memory(
     converted = {id(d.layer.module) for d in decisions if d.reason is None and d.norm is None}
     copies = _weight_copies(model, converted, spec)
     # Kept casts of the weights outlive the backward pass.
-    lasting = _weight_copies(model, converted, spec, casts=True) if keeps_casts(spec) else 0
+    lasting = 0
+    if keeps_casts(spec, stored=False):
+        lasting = _weight_copies(model, converted, spec, casts=True)
     stored, turned = _stored(model, decisions, spec, fused=bool(fusion.blocks))
     whole = size * _BYTES[precision.weights]
     rows = {
@@ -244,9 +247,12 @@ def _weight_copies(
     if cast == _BYTES[spec.training.precision.weights]:
         cast = 0
     total = 0
+    base, shared = stores_base(spec), shared_weights(model)
     for module in model.modules():
+        stored = False
         if isinstance(module, nn.Linear) or is_conv1d(module):
             size = _weight_size(module)
+            stored = base and id(module._parameters.get("weight")) not in shared
         elif isinstance(module, nn.MultiheadAttention):
             # Of its input projections, which only a pattern of the spec would part.
             keys = ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -255,10 +261,11 @@ def _weight_copies(
         else:
             continue
         if id(module) not in converted:
-            total += size * cast
+            # Of a frozen weight autocast keeps none for the next micro-batch.
+            total += 0 if casts and spec.adapter is not None else size * cast
             continue
         beside = 0 if casts else copy_beside_cast(spec, transposed=is_conv1d(module))
-        total += size * (weight_copies(spec) + beside)
+        total += size * (weight_copies(spec, stored=stored) + beside)
     return total
 
 
@@ -272,9 +279,9 @@ def _stored(
     """
     if not stores_base(spec):
         return 0, 0
-    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    shared = shared_weights(model)
     found = [d.layer.module for d in decisions if d.reason is None and d.layer.kind == "linear"]
-    sizes = [_weight_size(m) for m in found if id(m._parameters["weight"]) not in tables]
+    sizes = [_weight_size(m) for m in found if id(m._parameters["weight"]) not in shared]
     largest = max(sizes, default=0) if spec.recipe.engine == "te" else 0
     return sum(sizes), largest * (3 if fused else 1)
 

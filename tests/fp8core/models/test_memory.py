@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -173,6 +175,41 @@ def test_a_frozen_base_in_fp8_takes_a_byte_a_weight(make_spec, llama_config, eng
     assert stored.memory_moments["loading"] == bytes_before * base
     assert "loading" not in plain.memory_moments
     assert stored.checkpoint_bytes == plain.checkpoint_bytes
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+@pytest.mark.parametrize("engine", ["te", "emulated"])
+def test_a_head_that_shares_its_weight_is_cast_beside_a_base_in_fp8(
+    make_spec, llama_config, engine, accumulation
+):
+    config = {**llama_config, "tie_word_embeddings": True}
+    fields = {
+        "recipe": {"engine": engine, "scaling": "current"},
+        "training": {"gradient_accumulation": accumulation},
+    }
+
+    def planned(base: str | None) -> list[Any]:
+        adapter = {"rank": 4, "base_weights": base}
+        conversions = [{"output_head": head} for head in (False, True)]
+        return [
+            plan(make_spec(config, adapter=adapter, conversion=conversion, **fields))
+            for conversion in conversions
+        ]
+
+    made, plain = planned("fp8"), planned(None)
+    table = 64 * config["vocab_size"]
+    # FP8 in the place of autocast's bf16; both orders where the next micro-batch reads them too.
+    kept = engine == "te" and accumulation == 2
+    copies = [one.memory["compute_weight_copies"] for one in made]
+    assert copies[1] - copies[0] == ((2 if kept else 1) - 2) * table
+    assert made[1].memory["weights"] == made[0].memory["weights"]
+    ends = [one.memory_moments["optimizer"] for one in made]
+    assert ends[1] - ends[0] == (2 * table if kept else 0)
+    # What the head keeps for its backward pass is what it keeps beside any base.
+    kept_by_head, beside_any = (
+        two[1].memory["activations"] - two[0].memory["activations"] for two in (made, plain)
+    )
+    assert kept_by_head == beside_any
 
 
 def test_heads_that_are_trained_beside_adapters_are_counted(make_spec, minilm_folder):
