@@ -43,16 +43,20 @@ StrPath = str | os.PathLike[str]
 class LoadedModel:
     """A transformers model in evaluation mode, and where it came from.
 
-    ``folder`` is the checkpoint's (None: random weights). ``fresh`` are the weights that the
-    checkpoint did not have and that were made at random (a new head), ``ignored`` those of the
-    checkpoint that this model has no place for.
+    ``source`` is what it was made from, ``folder`` the checkpoint's (None: random weights).
+    ``fresh`` are the weights that the checkpoint did not have and that were made at random (a new
+    head), ``ignored`` those of the checkpoint that this model has no place for.
     """
 
     model: nn.Module
     config: Any
-    folder: Path | None
+    source: ModelSource
     fresh: tuple[str, ...]
     ignored: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path | None:
+        return self.source.folder
 
 
 def load(
@@ -97,7 +101,7 @@ def load(
     return LoadedModel(
         model=model,
         config=model.config,
-        folder=source.folder,
+        source=source,
         fresh=fresh,
         ignored=tuple(sorted(found["unexpected_keys"])),
     )

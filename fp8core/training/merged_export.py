@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -13,7 +13,6 @@ from fp8core.errors import ModelUnavailable
 from fp8core.models import LoadedModel, load
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.spec.job import JobSpec
-from fp8core.training.build import Places
 from fp8core.training.precision import dtype_of
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ __all__ = ["merged_with_source"]
 
 def merged_with_source(
     spec: JobSpec,
-    places: Places,
     loaded: LoadedModel,
     adapter: Adapter,
     *,
@@ -32,12 +30,14 @@ def merged_with_source(
     class_labels: Sequence[str] | None,
     device: torch.device,
 ) -> nn.Module:
-    """The model of ``spec`` loaded once more, with what ``adapter`` has trained added by ``peft``.
+    """``loaded`` once more, as ``spec`` says, with what ``adapter`` has trained added by ``peft``.
+
+    By the configuration that it had, from the files that lie where it came from: no hub is asked
+    again, whose model may be another one meanwhile.
 
     On the CPU, for ``device`` may have no room for it; but there, where some of its weights were
     made at random, which only the same device does alike. Raises ``ModelUnavailable`` where the
-    base is not to be had any more, or is another one than ``loaded`` was, by its weights or by its
-    configuration.
+    base is not to be had any more, or is another one than ``loaded`` was.
     """
     from fp8core.training.adapter import attach
 
@@ -48,14 +48,11 @@ def merged_with_source(
         device=device if drawn else "cpu",
         dtype=dtype_of(spec.training.precision.weights),
         tokenizer=tokenizer,
-        roots=places.roots,
-        root_for_relative=places.base,
-        job_folder=places.job_folder,
         class_labels=class_labels,
+        source=loaded.source,
     )
     attached = attach(spec, again.model, adapter_targets(again.model, spec.adapter))
-    # Names are a part of the digest: layers fewer, or a head that is tied now, are another base.
-    if attached.base_places != adapter.base_places or _shape(again) != _shape(loaded):
+    if attached.base_places != adapter.base_places:
         raise ModelUnavailable(
             "the base model is another one than it was when this run began, so the adapters cannot "
             "be added to it; the last checkpoint has them, beside the base that they belong to",
@@ -67,9 +64,3 @@ def merged_with_source(
             parameter.copy_(trained[name])
     attached.merge()
     return again.model
-
-
-def _shape(loaded: LoadedModel) -> dict[str, Any]:
-    """What a model computes with its weights, as it would be written beside them."""
-    found: dict[str, Any] = loaded.config.to_dict()
-    return found

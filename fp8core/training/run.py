@@ -246,7 +246,6 @@ class Run:
         elif parts.adapter is not None and parts.conversion.base_weights is not None:
             whole = merged_with_source(
                 self._spec,
-                self._places,
                 built.loaded,
                 parts.adapter,
                 tokenizer=built.tokenizer,

@@ -265,23 +265,46 @@ def test_a_base_that_changed_on_disk_is_not_merged_with(
     ],
     ids=["a layer less", "another function", "other heads", "more of them"],
 )
-def test_nor_is_one_whose_configuration_changed(
+def test_what_changed_in_its_configuration_changes_nothing(
     job: Job, train_here: TrainHere, base: Path, tmp_path: Path, change: dict[str, Any]
 ) -> None:
     """Of fewer layers the same adapters would make a whole model too, and another one."""
+    found = []
+    for edits in ({}, change):
+        folder = tmp_path / f"own-{len(edits)}"
+        shutil.copytree(base, folder)
+        path = folder / "config.json"
+
+        def edit(assembled: Assembled, path: Path = path, edits: dict[str, Any] = edits) -> None:
+            path.write_text(json.dumps(json.loads(path.read_bytes()) | edits))
+
+        spec = job(**QUICK, model=of(folder), recipe=DELAYED, adapter=STORED, training=FAST)
+        _, workdir = train_here(spec, plant=edit)
+        config = json.loads((workdir / "model/config.json").read_bytes())
+        found.append((config, load_file(workdir / "model/model.safetensors")))
+    assert found[1][0] == found[0][0]
+    assert found[1][1].keys() == found[0][1].keys()
+    assert all(torch.equal(found[1][1][key], value) for key, value in found[0][1].items())
+
+
+@pytest.mark.parametrize("lost", ["model.safetensors", "all of it"])
+def test_a_base_that_is_gone_is_not_merged_with(
+    job: Job, train_here: TrainHere, base: Path, tmp_path: Path, lost: str
+) -> None:
     folder = tmp_path / "own"
     shutil.copytree(base, folder)
 
-    def edit(assembled: Assembled) -> None:
-        path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+    def lose(assembled: Assembled) -> None:
+        (folder / "model.safetensors").unlink()
+        if lost != "model.safetensors":
+            shutil.rmtree(folder)
 
     spec = job(**QUICK, model=of(folder), recipe=DELAYED, adapter=STORED, training=FAST)
     workdir = tmp_path / "work"
-    with pytest.raises(ModelUnavailable):
-        train_here(spec, workdir, plant=edit)
+    with pytest.raises(ModelUnavailable, match=r"has neither model\.safetensors nor"):
+        train_here(spec, workdir, plant=lose)
     assert not (workdir / "model").exists()
-    # They are not lost.
+    # What was trained is not lost.
     assert (workdir / "checkpoints/step-00000004/adapter.safetensors").exists()
 
 

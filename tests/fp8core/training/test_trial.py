@@ -10,7 +10,7 @@ import torch
 from fp8core.data.tokenizer_build import byte_tokenizer
 from fp8core.data.tokenizers import Tokenizer
 from fp8core.errors import ModelUnavailable, SpecRefused
-from fp8core.models import LoadedModel, load
+from fp8core.models import LoadedModel, ModelSource, load
 from fp8core.spec import JobSpec, parse_spec
 from fp8core.training.trial import try_out
 
@@ -110,6 +110,7 @@ def test_weights_that_give_no_numbers_are_the_checkpoints_fault(tmp_path: Any) -
     loaded, spec = build(LLAMA)
     with torch.no_grad():
         loaded.model.get_input_embeddings().weight[1] = torch.nan  # type: ignore[operator]
-    of_a_checkpoint = LoadedModel(loaded.model, loaded.config, tmp_path, (), ())
+    source = ModelSource(tmp_path, loaded.source.config, "a checkpoint")
+    of_a_checkpoint = LoadedModel(loaded.model, loaded.config, source, (), ())
     with pytest.raises(ModelUnavailable, match="not finite"):
         try_out(of_a_checkpoint, spec, torch.float32)
