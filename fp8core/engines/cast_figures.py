@@ -4,8 +4,8 @@ An element saturates where ``|x * scale|`` exceeds the format's largest number, 
 it is non-zero and ``|x * scale|`` is at most half of the smallest subnormal, which
 round-to-nearest-even sends to zero. On a GPU one Triton kernel reads each tensor once (twice where
 the scale follows from the tensor's own amax) and adds up in integers, so that the figures are
-exact and do not depend on the order of its blocks. Plain torch operations, on a CPU and where
-Triton is missing, give the same figures.
+exact and do not depend on the order of its blocks; many tensors of one rule are one launch (or two)
+as well. Plain torch operations, on a CPU and where Triton is missing, give the same figures.
 
 Scales made at the cast follow Transformer Engine's ``compute_scale_from_amax``
 (``common/recipe/recipe_common.cuh``): ``FP8_MAX / amax``, 1 where the amax is 0 or not finite, the
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -86,7 +86,7 @@ class CastFigures:
         self._start = torch.tensor([0, _INFINITY, 0, 0], dtype=torch.int32, device=device)
         self._bits = self._start.repeat(len(names), 1)
         self._views = list(self._bits.unbind())
-        self._count = _counter(device.type)
+        self._count, self._count_many = _counters(device.type)
 
     def clear(self) -> None:
         """Forgets all; the device is not waited for."""
@@ -110,6 +110,22 @@ class CastFigures:
         self._elements[row] += tensor.numel()
         flat = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
         self._count(flat.contiguous(), rule, scale, self._views[row])
+
+    def add_all(self, tensors: Mapping[str, Tensor], rule: CastRule) -> None:
+        """`add` for each of ``tensors``, by name, in as few launches as one of them takes.
+
+        Their scales are made from them: ``rule`` is not of `ScaleFrom.GIVEN`."""
+        if rule.scale_from is ScaleFrom.GIVEN:
+            raise ValueError("tensors cast with given scales are added one by one, by `add`")
+        values, rows = [], []
+        for name, tensor in tensors.items():
+            if tensor.numel():
+                row = self._rows[name]
+                self._elements[row] += tensor.numel()
+                values.append(tensor.detach().contiguous())
+                rows.append(row)
+        if values:
+            self._count_many(values, rule, self._bits, rows)
 
     def set_uncounted(self, names: Sequence[str], amaxes: Tensor, scales: Tensor) -> None:
         """Amax and scale (fp32, one for each name) of tensors that exist inside of kernels only,
@@ -145,15 +161,25 @@ class CastFigures:
 
 _Count = Callable[[Tensor, CastRule, Tensor | None, Tensor], None]
 """(values ``[rows, columns]``, rule, scale, the row of figures to add to)"""
+_CountMany = Callable[[Sequence[Tensor], CastRule, Tensor, Sequence[int]], None]
+"""(contiguous tensors of any shape, rule, all rows of figures, the one each tensor adds to)"""
 
 
 @functools.cache
-def _counter(device_type: str) -> _Count:
+def _counters(device_type: str) -> tuple[_Count, _CountMany]:
     if device_type == "cuda" and importlib.util.find_spec("triton") is not None:
-        from fp8core.engines.cast_figures_kernel import count_casts
+        from fp8core.engines.cast_figures_kernel import count_casts, count_casts_of_many
 
-        return count_casts
-    return count_with_torch
+        return count_casts, count_casts_of_many
+    return count_with_torch, count_many_with_torch
+
+
+def count_many_with_torch(
+    tensors: Sequence[Tensor], rule: CastRule, figures: Tensor, rows: Sequence[int]
+) -> None:
+    for tensor, row in zip(tensors, rows, strict=True):
+        values = tensor.reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
+        count_with_torch(values, rule, None, figures[row])
 
 
 def count_with_torch(values: Tensor, rule: CastRule, scale: Tensor | None, row: Tensor) -> None:

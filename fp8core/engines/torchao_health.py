@@ -128,8 +128,10 @@ class HealthReader:
             return dict
         health: dict[str, LayerHealth] = {n: layer.health for n, layer in self._layers.items()}
         self._weights.clear()
-        for name, layer in self._layers.items():
-            self._weights.add(f"fp8/{name}/weight", layer.weight, self._weight_rule)
+        self._weights.add_all(
+            {f"fp8/{name}/weight": layer.weight for name, layer in self._layers.items()},
+            self._weight_rule,
+        )
         read_weights = self._weights.read_later()
         probes = {n: h.gradient for n, h in health.items() if h.gradient is not None}
         landing = Landing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,30 @@ def cases(
                         scale = given if source is ScaleFrom.GIVEN else None
                         label = f"{shape} {dtype} {fp8_format} {source.name} {power}"
                         yield Case(label, tensor, rule, scale)
+
+
+def cases_of_many(device: str = "cpu") -> Iterator[tuple[CastRule, dict[str, Tensor]]]:
+    """Tensors by name, to be cast by one rule: of two formats, whose elements can be read 16 bytes
+    at a time or cannot, that lie in order or do not, with what is no number, zeros, and nothing."""
+    for aligned in (True, False):
+        tensors = {"empty": torch.empty(0, 16, device=device)}
+        for case in cases(device, DTYPES[:2], FORMATS[:1]):
+            once = case.rule.scale_from is ScaleFrom.TENSOR and not case.rule.power_of_two
+            if once and (not aligned or case.tensor.shape[-1] % 16 == 0):
+                tensors[case.label] = case.tensor
+        for dtype in DTYPES[:2]:
+            infinite = torch.ones(150, 48, dtype=dtype, device=device)
+            infinite[140, 3] = -torch.inf
+            tensors |= {f"infinite {dtype}": infinite, f"zeros {dtype}": torch.zeros_like(infinite)}
+            tensors[f"transposed {dtype}"] = tensors[f"(256, 384) {dtype} e4m3 TENSOR False"].t()
+        tensors["nan"] = torch.tensor([[1.0, torch.nan] * 8], device=device)
+        if not aligned:
+            tensors["scalar"] = torch.tensor(-3.0, device=device)
+        for source in ScaleFrom:
+            if source is not ScaleFrom.GIVEN:
+                for power, smallest in ((False, 0.0), (True, 1e-12)):
+                    rule = CastRule.of("e4m3", source, power_of_two=power)
+                    yield dataclasses.replace(rule, smallest_amax=smallest), tensors
 
 
 def by_hand(case: Case) -> tuple[float, float, int, int]:

@@ -15,7 +15,7 @@ from fp8core.engines.cast_figures import CastFigures, CastRule, ScaleFrom
 from fp8core.engines.te_health import HealthRecorder, cast_rules
 from fp8core.numerics.float8_weight import cast_weight
 from fp8core.spec.recipe import TEMXFP8, TEBlock, TECurrent, TEDelayed
-from tests.fp8core.engines.cast_cases import Case, by_hand, cases
+from tests.fp8core.engines.cast_cases import Case, by_hand, cases, cases_of_many
 
 CPU = torch.device("cpu")
 GIVEN = CastRule.of("e4m3", ScaleFrom.GIVEN)
@@ -40,6 +40,26 @@ def test_every_case_is_what_the_definitions_give() -> None:
         assert figures_of(case) == by_hand(case), case.label
         seen += 1
     assert seen == 6 * 3 * 2 * len(ScaleFrom) * 2
+
+
+def test_many_together_are_counted_as_one_by_one() -> None:
+    for rule, tensors in cases_of_many():
+        together, one_by_one = (CastFigures(list(tensors), CPU) for _ in range(2))
+        for _ in range(2):  # the second time onto what the first counted
+            together.add_all(tensors, rule)
+            for name, tensor in tensors.items():
+                one_by_one.add(name, tensor, rule)
+        found = together.read_later()()
+        assert "empty/amax" not in found
+        assert len(found) == 4 * (len(tensors) - 1)
+        assert math.isnan(found["nan/amax"])
+        assert repr(found) == repr(one_by_one.read_later()()), rule
+
+
+def test_many_with_scales_of_their_own_are_refused_together() -> None:
+    gathered = CastFigures(["x"], CPU)
+    with pytest.raises(ValueError, match="given scales"):
+        gathered.add_all({"x": torch.ones(4)}, GIVEN)
 
 
 def test_edges_of_the_formats() -> None:
