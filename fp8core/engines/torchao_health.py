@@ -21,6 +21,7 @@ from fp8core.numerics.landing import Landing
 __all__ = ["HealthReader", "LayerHealth", "Rule", "measure"]
 
 _SMALLEST_AMAX = 1e-12  # torchao's lower limit
+_MEASURED = len(FIGURES) + 1
 
 
 @dataclass(frozen=True)
@@ -55,32 +56,48 @@ class Rule:
 
 
 def measure(tensor: Tensor, rule: Rule) -> Tensor:
-    """The `FIGURES` of the cast that reads ``tensor`` along its last dimension: fp32 ``[4]``."""
-    magnitude = tensor.detach().abs().float()
+    """The `FIGURES` of the cast that reads ``tensor`` along its last dimension, and a 1 behind
+    them: fp32 ``[5]``.
+
+    Compiled, this is to add few kernels to those of the pass. The amax is written as torchao writes
+    it, so that of both one is left. The counts of rows come out of the kernel that casts, and all
+    else out of one sum along them, in which the compiler puts many tensors' together.
+    """
+    tensor = tensor.detach()
     if rule.rowwise:
-        amaxes = magnitude.amax(dim=-1, keepdim=True)
+        amaxes = torch.amax(torch.abs(tensor), dim=-1, keepdim=True)
+        amax = amaxes.amax().float()
     else:
-        amaxes = magnitude.amax()
-    scales = rule.largest / amaxes.clamp(min=_SMALLEST_AMAX)
-    if rule.power_of_two:
-        scales = torch.exp2(torch.floor(torch.log2(scales)))
-    scaled = magnitude * scales
+        amaxes = torch.max(torch.abs(tensor))
+        amax = amaxes.float()
+    magnitude = torch.abs(tensor).float()
+    scaled = magnitude * _scales(amaxes.float(), rule)
     # Compiled code may count what it has not yet rounded to bf16, as the amax was. The largest
     # element then lies up to an ulp of bf16 above the limit, and the cast rounds it back to that.
-    saturated = scaled > rule.largest * (1 + 2.0**-7)
-    underflow = (magnitude > 0) & (scaled <= rule.smallest / 2)
-    return torch.stack(
-        [amaxes.amax(), scales.amin(), saturated.float().mean(), underflow.float().mean()]
-    )
+    saturated = (scaled > rule.largest * (1 + 2.0**-7)).float().sum(dim=-1).flatten()
+    underflow = ((magnitude > 0) & (scaled <= rule.smallest / 2)).float().sum(dim=-1).flatten()
+    place = torch.arange(_MEASURED, device=tensor.device).unsqueeze(1)
+    first = torch.arange(saturated.numel(), device=tensor.device) == 0
+    # The least scale is that of the largest amax.
+    known = torch.where(place == 0, amax, torch.where(place == 1, _scales(amax, rule), 1.0))
+    counted = torch.where(place == 2, saturated, underflow)
+    is_count = (place == 2) | (place == 3)
+    sums = torch.where(is_count, counted, torch.where(first, known, 0.0)).sum(dim=1)
+    return torch.where(is_count.flatten(), sums / tensor.numel(), sums)
+
+
+def _scales(amaxes: Tensor, rule: Rule) -> Tensor:
+    scales = rule.largest / amaxes.clamp(min=_SMALLEST_AMAX)
+    return torch.exp2(torch.floor(torch.log2(scales))) if rule.power_of_two else scales
 
 
 class LayerHealth:
     """The figures of one layer. A layer used several times in a pass has no gradient figures."""
 
     def __init__(self, device: torch.device) -> None:
-        self.input = torch.zeros(len(FIGURES), device=device)
-        # One more than the figures: it counts the gradients that were added up.
-        self._probe = torch.zeros(len(FIGURES) + 1, device=device, requires_grad=True)
+        self.input = torch.zeros(_MEASURED, device=device)
+        # What stands behind the figures counts the gradients that were added up.
+        self._probe = torch.zeros(_MEASURED, device=device, requires_grad=True)
 
     @staticmethod
     def clear(layers: Iterable[LayerHealth]) -> None:
@@ -145,8 +162,8 @@ class HealthReader:
             inputs, *gradients = (tensor.tolist() for tensor in landing.wait())
             weights = read_weights()
             figures: dict[str, float] = {}
-            for name, row in zip(health, inputs, strict=True):
-                if not any(row):  # a layer that did not run; of an infinity the scale alone is 0
+            for name, (*row, ran) in zip(health, inputs, strict=True):
+                if not ran:
                     continue
                 figures |= _named(name, "input", row)
                 for figure in FIGURES:
@@ -165,7 +182,7 @@ def _named(name: str, tensor: str, row: list[float]) -> dict[str, float]:
 
 
 class _GradientProbe(torch.autograd.Function):
-    """The identity on ``output``; the gradient's figures, and a 1, become the probe's gradient."""
+    """The identity on ``output``; what `measure` gives of its gradient becomes the probe's."""
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, probe: Tensor, rule: Rule) -> Tensor:
@@ -175,5 +192,6 @@ class _GradientProbe(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        figures = measure(gradient, ctx.rule)
-        return gradient, torch.cat([figures, figures.new_ones(1)]), None
+        # As torchao casts it: of other shapes the compiler would not see that the amax is the same.
+        as_cast = gradient.reshape(-1, gradient.shape[-1])
+        return gradient, measure(as_cast, ctx.rule), None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from fp8core.conversion import convert, restore
 from fp8core.engines import NormDescription, create
 from fp8core.engines.blocks import find_blocks
 from fp8core.engines.torchao_engine import TorchaoEngine, availability
+from fp8core.engines.torchao_health import Rule, measure
 from fp8core.errors import EngineUnsupported
 from fp8core.spec import Conversion
 from fp8core.spec.recipe import TorchaoRecipe
@@ -307,6 +309,51 @@ def test_health_counts_what_a_cast_loses(engine: Make, backend: str | None) -> N
     made.record_health(False)
     run()
     assert made.health() == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("rowwise", [False, True])
+def test_what_is_measured_is_what_the_definitions_give(
+    rowwise: bool, power_of_two: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    powers = torch.randint(-30, 10, (4, 33, 48), generator=generator)
+    tensor = (torch.randn(4, 33, 48, generator=generator) * 2.0**powers).to(dtype)
+    tensor[0, 0] = 0.0
+    for largest, smallest in ((448.0, 2.0**-9), (57344.0, 2.0**-16)):
+        rule = Rule(largest, smallest, rowwise, power_of_two)
+        amax, scale, saturated, underflow, one = measure(tensor, rule).tolist()
+        magnitudes = tensor.double().abs()
+        amaxes = magnitudes.amax(-1, keepdim=True) if rowwise else magnitudes.amax()
+        scales = (largest / amaxes.clamp(min=1e-12)).float()
+        if power_of_two:
+            scales = 2.0 ** scales.double().log2().floor()
+        vanish = (magnitudes > 0) & (magnitudes.float() * scales.float() <= smallest / 2)
+        assert (amax, saturated, one) == (float(magnitudes.max()), 0.0, 1.0)
+        assert scale == pytest.approx(float(scales.min()), rel=1e-6)
+        assert underflow == pytest.approx(int(vanish.sum()) / tensor.numel(), rel=1e-6)
+        assert underflow > 0
+
+
+def test_what_is_measured_of_no_number_is_none() -> None:
+    for rowwise in (False, True):
+        rule = Rule(448.0, 2.0**-9, rowwise, power_of_two=False)
+        amax, scale, *_, one = measure(torch.tensor([[1.0, 2.0], [torch.nan, 1.0]]), rule).tolist()
+        assert math.isnan(amax)
+        assert math.isnan(scale)
+        assert one == 1.0
+
+
+def test_a_layer_that_sees_zeros_alone_has_figures(engine: Make) -> None:
+    made = engine()
+    layer = made.convert_linear(nn.Linear(16, 16), "l")
+    made.record_health(True)
+    with made.training_context():
+        layer(torch.zeros(16, 16)).sum().backward()
+    figures = made.health()
+    assert figures["fp8/l/input/amax"] == figures["fp8/l/input/underflow"] == 0.0
+    assert figures["fp8/l/grad_output/amax"] == 1.0
 
 
 def test_rowwise_health_goes_by_rows(engine: Make) -> None:

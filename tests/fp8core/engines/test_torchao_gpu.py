@@ -152,3 +152,20 @@ def test_health_comes_out_of_compiled_blocks() -> None:
             assert figures[f"{prefix}/scale"] == pytest.approx(largest / amax, rel=1e-5)
             assert figures[f"{prefix}/saturated"] == 0.0
             assert 0.0 <= figures[f"{prefix}/underflow"] < 0.5
+
+
+def test_a_recorded_step_launches_few_kernels_more_than_a_plain_one() -> None:
+    """Those that add up the counts of rows, and two that count all weights."""
+    engine, model = build(TorchaoRecipe(engine="torchao"))
+
+    def kernels(recorded: bool) -> int:
+        def step() -> None:
+            engine.record_health(recorded)
+            train(engine, model, 1)
+            engine.health()
+
+        step()  # compiles
+        return len(launched(step))
+
+    more = kernels(True) - kernels(False)
+    assert 0 < more < 3 * LAYERS * LINEARS_PER_LAYER
