@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from fp8core.fusion.blocks import FusedBlock
 from fp8core.fusion.gradient_sketches import sketched_gradients
 from fp8core.fusion.layouts import PostNorm
+from fp8core.fusion.modes import in_training
 from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
@@ -228,21 +229,17 @@ def _width(block: FusedBlock) -> int:
 def _relative(own: Tensor | None, other: Tensor | None) -> float:
     if own is None or other is None:
         return 0.0 if own is other else float("inf")
-    size = float(torch.linalg.vector_norm(own, dtype=torch.float32))
-    apart = float((own.float() - other.float()).norm())
+    dtype = torch.promote_types(own.dtype, torch.float32)
+    size = float(torch.linalg.vector_norm(own, dtype=dtype))
+    apart = float((own.to(dtype) - other.to(dtype)).norm())
     return apart / size if size else apart
 
 
 @contextmanager
 def _training(layer: nn.Module) -> Iterator[None]:
-    """In training mode: the way that is looked at is that of training."""
-    before = layer.training
-    layer.train()
-    try:
-        with torch.enable_grad():
-            yield
-    finally:
-        layer.train(before)
+    """The way that is looked at is that of training."""
+    with in_training(layer), torch.enable_grad():
+        yield
 
 
 @contextmanager

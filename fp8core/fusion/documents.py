@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fp8core.data.attention import BY_DOCUMENTS, model_inputs
 from fp8core.data.batch import IGNORED, Batch
 from fp8core.fusion.flash import flash_attention, takes
+from fp8core.fusion.modes import in_evaluation
 from fp8core.fusion.sequences import Sequences, document_bounds
 
 __all__ = [
@@ -78,18 +79,14 @@ def switch_to_documents(
         return f"the model's attention is {own}, not sdpa"
     if not is_plainly_causal(model):
         return "not all of the model's attention is causal"
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad(), evaluating():
+        with in_evaluation(model), torch.no_grad(), evaluating():
             reason = _difference(model, device, fused)
     except torch.OutOfMemoryError:
         raise
     # A model may know no keyword of ours, and a kernel not its heads, each in its own way.
     except Exception as error:
         reason = " ".join(f"it fails: {type(error).__name__}: {error}".split())[:300]
-    finally:
-        model.train(training)
     config._attn_implementation = own if reason else BY_DOCUMENTS
     return reason
 

@@ -16,6 +16,7 @@ from fp8core.data.attention import model_inputs
 from fp8core.data.batch import IGNORED, Batch
 from fp8core.fusion.block_inputs import AskedBlock, named_inputs
 from fp8core.fusion.documents import SEQUENCES, documents_inputs
+from fp8core.fusion.modes import in_evaluation
 from fp8core.fusion.sequences import Sequences, document_bounds
 
 __all__ = ["unreached"]
@@ -70,12 +71,10 @@ def unreached(
         block.layer.register_forward_pre_hook(watch(block), with_kwargs=True) for block in blocks
     ]
     exits += [block.layer.register_forward_hook(leave_behind_the_last) for block in blocks]
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else it would hold a copy of all weights that it cast
     try:
-        with torch.no_grad():
+        with in_evaluation(model), torch.no_grad():
             model(**inputs)
     except _AllReached:
         return None
@@ -91,8 +90,6 @@ def unreached(
         torch.set_autocast_cache_enabled(caching)
         for leave in exits:
             leave.remove()
-        for module, training in modes.items():
-            module.training = training
     if len(reached) < wanted:
         return "the model does not hand the sequences of its batches on to its blocks"
     return None
@@ -105,7 +102,7 @@ class _AllReached(Exception):
 def _runs(model: Any, batch: Batch) -> bool:
     """Whether ``model`` can be called with ``batch`` as it is, without sequences."""
     try:
-        with torch.no_grad():
+        with in_evaluation(model), torch.no_grad():
             model(**model_inputs(batch, model.config), use_cache=False)
     except Exception:
         return False

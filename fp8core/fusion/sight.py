@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fp8core.data.attention import POSITIONS_AFTER_PADDING
 from fp8core.fusion.block_inputs import named_inputs
+from fp8core.fusion.modes import in_evaluation
 from fp8core.fusion.parts import AttentionHalf
 
 __all__ = ["Sight", "misread", "row_length", "sights"]
@@ -77,13 +78,11 @@ def sights(model: Any, layers: Sequence[nn.Module], length: int) -> dict[int, Si
     device = next(model.parameters()).device
     ids = torch.arange(length, device=device)[None] % 2  # every vocabulary has them
     whole = torch.ones(1, length, dtype=torch.bool, device=device)
-    modes = {module: module.training for module in model.modules()}
     own = getattr(config, "_attn_implementation", None)
-    model.eval()
     try:
         _register()
         config._attn_implementation = _NAME
-        with torch.no_grad(), _looking(layers, found):
+        with in_evaluation(model), torch.no_grad(), _looking(layers, found):
             model(input_ids=ids, attention_mask=whole, use_cache=False)
     except torch.OutOfMemoryError:
         raise
@@ -92,8 +91,6 @@ def sights(model: Any, layers: Sequence[nn.Module], length: int) -> dict[int, Si
         pass
     finally:
         config._attn_implementation = own
-        for module, training in modes.items():
-            module.training = training
     return found
 
 

@@ -346,6 +346,18 @@ def test_the_head_computes_nothing_while_blocks_are_fused() -> None:
     assert not called
 
 
+def test_parts_in_another_mode_than_the_model_stay_in_it() -> None:
+    """Whatever is tried of a block or of the model is tried in one mode of all its parts."""
+    model = make("Llama")
+    for layer in model.model.layers:
+        layer.mlp.eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    assert set(modes.values()) == {True, False}
+    fusion = fuse(model, PlainParts(), {})
+    assert all(len(row.fused) == 2 for row in fusion.rows)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+
+
 def test_a_model_that_cannot_be_called_with_sequences_is_not_fused() -> None:
     model = make("Llama")
     own = model.forward

@@ -179,6 +179,13 @@ def test_a_gradient_alone_that_is_wrong_is_found(dtype: torch.dtype) -> None:
     assert all(str(reason).startswith("the gradient of") for reason in reasons)
 
 
+def test_numbers_of_64_bits_are_compared_too() -> None:
+    assert fused_halves(make("Llama").double(), PlainParts()) == ([FUSED, FUSED], [None, None])
+    halves, reasons = fused_halves(make("Llama").double(), OtherNorm(eps=1.01e-6))
+    assert halves == [REFUSED, REFUSED]
+    assert all("(bound 1e-05)" in str(reason) for reason in reasons)
+
+
 class NoisyAttention(PlainParts):
     """Whose first outputs are off by 10 %, ``times`` of them."""
 

@@ -100,6 +100,14 @@ def test_rows_of_one_document_have_no_mask(family: str, masks: list[tuple[bool, 
     assert sorted(masks) == [(False, True)] * (2 - windows) + [(True, False)] * windows
 
 
+def test_parts_in_another_mode_than_the_model_stay_in_it() -> None:
+    model = make("Llama")
+    model.model.layers[1].eval()
+    assert switch_to_documents(model, nullcontext, CPU) is None
+    assert model.training
+    assert [layer.mlp.training for layer in model.model.layers] == [True, False]
+
+
 def test_a_model_that_looks_ahead_keeps_its_masks() -> None:
     config = transformers.BertConfig(
         vocab_size=64,
