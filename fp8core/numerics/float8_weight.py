@@ -126,6 +126,22 @@ class Float8Weight(Tensor):
         found: Float8Weight = memo[id(self)]
         return found
 
+    def __copy__(self) -> Float8Weight:
+        copy = self._alike(self._data, self._scale_inverse)
+        return copy.requires_grad_(self.requires_grad)  # type: ignore[return-value]
+
+    # There is no memory behind the values: to ask torch for it ends the process.
+    def share_memory_(self) -> Float8Weight:
+        raise TypeError(
+            "a weight that lies in FP8 is not moved to shared memory; share its `dequantize()`"
+        )
+
+    def __dlpack__(self, *arguments: Any, **options: Any) -> Any:
+        raise BufferError(
+            "a weight that lies in FP8 is not handed to other libraries; give them its `codes` as "
+            "bytes, or its `dequantize()`"
+        )
+
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError(
             "a weight that lies in FP8 is not written to files: it is a rounded copy of what the "

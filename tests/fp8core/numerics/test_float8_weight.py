@@ -232,6 +232,30 @@ def test_it_is_copied_moved_with_its_module_and_not_pickled() -> None:
         torch.save(twin.state_dict(), io.BytesIO())
 
 
+def test_nothing_is_given_memory_that_it_has_not() -> None:
+    (stored,) = cast_weight([values(32, 48)])
+    with pytest.raises(TypeError, match="shared memory"):
+        stored.share_memory_()
+    layer = nn.Linear(48, 32, bias=False)
+    layer.weight = nn.Parameter(stored, requires_grad=False)
+    with pytest.raises(TypeError, match="shared memory"):
+        layer.share_memory()
+    with pytest.raises(BufferError, match="other libraries"):
+        torch.from_dlpack(stored)
+    with pytest.raises(RuntimeError):
+        stored.numpy(force=True)
+
+
+def test_a_shallow_copy_has_the_same_codes() -> None:
+    (stored,) = cast_weight([values(32, 48)])
+    found = copy.copy(stored)
+    assert isinstance(found, Float8Weight)
+    assert found is not stored
+    assert found.codes.data_ptr() == stored.codes.data_ptr()
+    assert found.cast is stored.cast
+    assert not found.requires_grad
+
+
 def test_it_takes_the_place_of_a_parameter_for_all_that_hold_it() -> None:
     """As `torch.utils.swap_tensors` exchanges what a Parameter is, and frees what it held."""
     parameter = nn.Parameter(values(32, 48), requires_grad=False)
