@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +15,7 @@ from fp8core.data.attention import BY_DOCUMENTS
 from fp8core.data.batch import round_up
 from fp8core.durable import write_json
 from fp8core.engines.protocol import Engine
+from fp8core.errors import TrainingError
 from fp8core.fusion.adapters import PlannedAdapters
 from fp8core.fusion.cross_entropy import fused_cross_entropy
 from fp8core.fusion.documents import attend_by_documents
@@ -78,8 +79,7 @@ def assemble(
         length=round_up(spec.training.sequence_length, engine.token_multiple),
     )
     if world.several:
-        # Else they would exchange unlike numbers of amaxes, and wait for each other.
-        world.same("layers converted and blocks fused", _outcome(conversion))
+        _raise_unless_alike(conversion, world)
     model = conversion.model
     adapter = None
     if spec.adapter is not None:
@@ -104,10 +104,29 @@ def assemble(
     return Assembled(learner, conversion, adapter)
 
 
-def _outcome(conversion: ConversionReport) -> str:
-    """What has become of each layer and block; reasons may name measured numbers."""
-    rows = conversion.to_json()
-    return json.dumps([[row["name"], row["to"], row["group"]] for row in rows])
+def _raise_unless_alike(conversion: ConversionReport, world: World) -> None:
+    """Raises ``TrainingError`` on every rank where a layer or block is not the same on all of them.
+
+    They would exchange unlike numbers of amaxes, and wait for each other. Reasons are told and not
+    compared: some name numbers that were measured.
+    """
+    keys = ("name", "to", "group", "reason")
+    found = world.gather([[row[key] for key in keys] for row in conversion.to_json()])
+    for rank, rows in enumerate(found):
+        for own, other in zip_longest(found[0], rows, fillvalue=("", None, None, None)):
+            if own[:3] != other[:3]:
+                raise TrainingError(
+                    f"the ranks have not converted and fused alike: {own[0] or other[0]} became "
+                    f"{_became(*own)} on rank 0 and {_became(*other)} on rank {rank}"
+                )
+
+
+def _became(name: str, to: str | None, group: str | None, reason: str | None) -> str:
+    """In words; a row without a name is of another rank alone."""
+    if not name:
+        return "nothing"
+    part = "" if group is None else f" of {group}"
+    return f"{to or 'what it was'}{part}{f' ({reason})' if reason else ''}"
 
 
 def announce_conversion(
