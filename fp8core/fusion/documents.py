@@ -83,6 +83,7 @@ def switch_to_documents(
         with in_evaluation(model), torch.no_grad(), evaluating():
             reason = _difference(model, device, fused)
     except torch.OutOfMemoryError:
+        config._attn_implementation = own
         raise
     # A model may know no keyword of ours, and a kernel not its heads, each in its own way.
     except Exception as error:

@@ -108,6 +108,20 @@ def test_parts_in_another_mode_than_the_model_stay_in_it() -> None:
     assert [layer.mlp.training for layer in model.model.layers] == [True, False]
 
 
+def test_a_trial_without_room_leaves_the_model_as_it_was() -> None:
+    model = make("Llama")
+
+    def full(*_: Any) -> None:
+        if model.config._attn_implementation != "sdpa":
+            raise torch.OutOfMemoryError("for a test")
+
+    model.register_forward_pre_hook(full)
+    with pytest.raises(torch.OutOfMemoryError):
+        switch_to_documents(model, nullcontext, CPU)
+    assert model.config._attn_implementation == "sdpa"
+    assert model.training
+
+
 def test_a_model_that_looks_ahead_keeps_its_masks() -> None:
     config = transformers.BertConfig(
         vocab_size=64,
