@@ -19,6 +19,7 @@ from fp8core.conversion.weight_views import plain_linear
 
 __all__ = [
     "Layer",
+    "declared_output_head",
     "find_layers",
     "is_conv1d",
     "output_heads",
@@ -185,7 +186,7 @@ def output_heads(model: nn.Module) -> dict[int, str]:
     one output per class.
     """
     heads: dict[int, str] = {}
-    declared = _declared_output_embeddings(model)
+    declared = declared_output_head(model)
     if declared is not None:
         heads[id(declared)] = "it is the output head"
     embeddings = {
@@ -217,7 +218,8 @@ def sequence_level_layers(model: nn.Module) -> set[int]:
     return found
 
 
-def _declared_output_embeddings(model: nn.Module) -> nn.Module | None:
+def declared_output_head(model: nn.Module) -> nn.Module | None:
+    """What a transformers model calls its output embeddings, if it has some."""
     getter = getattr(model, "get_output_embeddings", None)
     if not callable(getter):
         return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8core.conversion.find import declared_output_head
 from fp8core.data.attention import model_inputs
 from fp8core.data.batch import IGNORED, Batch
 from fp8core.fusion.block_inputs import AskedBlock, named_inputs
@@ -31,8 +32,8 @@ def unreached(
     """Why ``blocks`` of ``model`` cannot be given sequences; None where all of them get them.
 
     Nor can those that are called with tensors that they would not read. One row of two documents
-    goes through the model in evaluation mode, to the end of the last of them: behind it comes the
-    head, the cast of whose weight may be larger than a block. The model may lie on the meta device.
+    goes through the model in evaluation mode, as far as its output head, the cast of whose weight
+    may be larger than a block. The model may lie on the meta device.
     ``masked``: whether the model is called with masks as well, for attention that is not fused.
     ``causal``: whether its attention looks back alone.
     """
@@ -47,10 +48,13 @@ def unreached(
     reached: set[int] = set()
     wanted = len({id(block.layer) for block in blocks})
     unread: list[TypeError] = []
+    missed = False
 
     def watch(block: AskedBlock) -> Any:
         def hook(layer: nn.Module, arguments: Any, options: dict[str, Any]) -> None:
+            nonlocal missed
             if options.get(SEQUENCES) is not sequences:
+                missed = True
                 return
             reached.add(id(layer))
             given = named_inputs(type(layer).forward, arguments[1:], options)
@@ -63,21 +67,24 @@ def unreached(
 
         return hook
 
-    def leave_behind_the_last(*_: Any) -> None:
+    def leave_behind_the_blocks(*_: Any) -> None:
         if len(reached) == wanted:
-            raise _AllReached
+            raise _Through
 
     exits = [
         block.layer.register_forward_pre_hook(watch(block), with_kwargs=True) for block in blocks
     ]
-    exits += [block.layer.register_forward_hook(leave_behind_the_last) for block in blocks]
+    head = declared_output_head(model)
+    if head is not None:
+        # In front of hooks of the user's own.
+        exits.append(head.register_forward_pre_hook(leave_behind_the_blocks, prepend=True))
     caching = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)  # else it would hold a copy of all weights that it cast
     try:
         with in_evaluation(model), torch.no_grad():
             model(**inputs)
-    except _AllReached:
-        return None
+    except _Through:
+        pass
     except torch.OutOfMemoryError:
         raise
     # A model may know no keyword of ours, in its own way.
@@ -90,12 +97,12 @@ def unreached(
         torch.set_autocast_cache_enabled(caching)
         for leave in exits:
             leave.remove()
-    if len(reached) < wanted:
+    if missed or len(reached) < wanted:
         return "the model does not hand the sequences of its batches on to its blocks"
     return None
 
 
-class _AllReached(Exception):
+class _Through(Exception):
     """Nothing is wanted of what follows."""
 
 

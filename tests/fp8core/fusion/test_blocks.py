@@ -358,6 +358,23 @@ def test_parts_in_another_mode_than_the_model_stay_in_it() -> None:
     assert {name: module.training for name, module in model.named_modules()} == modes
 
 
+def test_a_model_that_keeps_the_sequences_from_a_second_pass_is_not_fused() -> None:
+    """Its blocks would have neither a mask nor sequences in that pass."""
+    model = make("Llama")
+    own = model.model.forward
+
+    def twice(**options: Any) -> Any:
+        first = own(**options).last_hidden_state
+        again = {"position_ids": options.get("position_ids"), "use_cache": False}
+        return own(inputs_embeds=first, attention_mask=options.get("attention_mask"), **again)
+
+    model.model.forward = twice
+    fusion = fuse(model, PlainParts(), {})
+    assert not fusion.blocks
+    reasons = {row.reason for row in fusion.rows}
+    assert reasons == {"the model does not hand the sequences of its batches on to its blocks"}
+
+
 def test_a_model_that_cannot_be_called_with_sequences_is_not_fused() -> None:
     model = make("Llama")
     own = model.forward
