@@ -339,8 +339,9 @@ def test_a_meta_model_cannot_be_converted(engine, conversion):
 def test_conversion_takes_no_memory_for_weights():
     """Peak resident memory while converting 16 layers of 12 MiB, in a process of its own."""
     script = """
-        import resource, torch
+        import torch
         from torch import nn
+        from tests.peak_memory import watched_peak
         from fp8core import engines
         from fp8core.conversion import convert
         from fp8core.spec import Conversion, parse_spec
@@ -357,10 +358,10 @@ def test_conversion_takes_no_memory_for_weights():
         )
         with torch.no_grad():
             for p in model.parameters(): p.fill_(1.0)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        report = convert(model, engine, Conversion())
+        with watched_peak() as grown:
+            report = convert(model, engine, Conversion())
         assert len(report.converted) == 8 + 4 + 4 * 4, report.to_json()
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+        print(grown[0])
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False

@@ -99,10 +99,11 @@ def test_fusing_takes_no_more_room_than_its_largest_layer() -> None:
     The largest layer that is put in place is an MLP of 288 MiB, two thirds of which lie together.
     """
     script = """
-        import resource, torch
+        import torch
         from transformers import LlamaConfig, LlamaForCausalLM
         from fp8core.fusion import fuse
         from fp8core.fusion.plain import PlainParts
+        from tests.peak_memory import watched_peak
         torch.set_num_threads(1)
         narrow = {"num_attention_heads": 4, "head_dim": 64, "vocab_size": 64,
                   "num_hidden_layers": 1}
@@ -116,10 +117,10 @@ def test_fusing_takes_no_more_room_than_its_largest_layer() -> None:
             for p in model.parameters(): p.uniform_(-0.02, 0.02)
             model.model.rotary_emb.inv_freq.copy_(small.model.rotary_emb.inv_freq)
             model.model.rotary_emb.original_inv_freq.copy_(small.model.rotary_emb.inv_freq)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        fusion = fuse(model, PlainParts(), {})
+        with watched_peak() as grown:
+            fusion = fuse(model, PlainParts(), {})
         assert all(len(row.fused) == 2 for row in fusion.rows), fusion.rows
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+        print(grown[0])
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
