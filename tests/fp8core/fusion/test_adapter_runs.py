@@ -17,6 +17,7 @@ from fp8core.training.assemble import Assembled
 from fp8core.training.stopping import StopRequest
 from tests.fp8core.fusion.test_runs import BERT, RUN, fusing
 from tests.fp8core.training.conftest import job, series, train_here
+from tests.fp8core.training.plants import stop_in_step
 
 __all__ = ["fusing", "job", "series", "train_here"]  # fixtures
 
@@ -127,17 +128,8 @@ def test_a_fused_run_with_adapters_resumes_to_the_bit(
     _, whole = train_here(spec, tmp_path / "whole")
     stop = StopRequest()
 
-    def stopping(assembled: Assembled) -> None:
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> Tensor:
-            stop.requested = step == 3
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
-
     parted = tmp_path / "parted"
-    train_here(spec, parted, plant=stopping, stop=stop)
+    train_here(spec, parted, plant=stop_in_step(3, stop), stop=stop)
     assert max(series(parted, "train/loss")) < 6
     stored = load_file(parted / "checkpoints/step-00000003/adapter.safetensors")
     assert len(stored) == 2 * 7 * 2

@@ -28,6 +28,7 @@ from fp8core.training.tensor_files import read_tensors, write_tensors
 from tests.fp8core.conversion.conftest import PlainLinear, PlainNorm
 from tests.fp8core.fusion.families import make
 from tests.fp8core.training.conftest import job, series, train_here
+from tests.fp8core.training.plants import stop_in_step
 
 __all__ = ["job", "series", "train_here"]  # fixtures
 
@@ -135,18 +136,9 @@ def test_a_fused_run_resumes_to_the_bit(
     _, whole = train_here(spec, tmp_path / "whole")
     stop = StopRequest()
 
-    def stopping(assembled: Assembled) -> None:
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> Tensor:
-            stop.requested = step == 3
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
-
     resumed: list[Assembled] = []
     parted = tmp_path / "parted"
-    train_here(spec, parted, plant=stopping, stop=stop)
+    train_here(spec, parted, plant=stop_in_step(3, stop), stop=stop)
     assert max(series(parted, "train/loss")) < 6
     train_here(spec, parted, plant=resumed.append)
     assert series(parted, "train/loss") == series(whole, "train/loss")

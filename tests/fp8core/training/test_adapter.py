@@ -24,7 +24,6 @@ from transformers import (
 from fp8core import engines
 from fp8core.conversion import convert, restore, restore_layers
 from fp8core.engines.emulated import EmulatedEngine
-from fp8core.engines.emulated_layers import EmulatedLinear
 from fp8core.errors import CheckpointCorrupt, SpecRefused
 from fp8core.models.adapter_targets import adapter_targets
 from fp8core.spec import parse_spec
@@ -32,6 +31,7 @@ from fp8core.training.adapter import Adapter, attach
 from fp8core.training.assemble import Assembled
 from fp8core.training.outcome import RunResult
 from fp8core.training.stopping import StopRequest
+from tests.fp8core.training.plants import spoil_in_fp8, stop_in_step
 
 Job = Callable[..., Path]
 TrainHere = Callable[..., tuple[RunResult, Path]]
@@ -183,17 +183,8 @@ def test_a_checkpoint_holds_what_is_trained_and_resumes_exactly(
     _, whole = train_here(spec)
     stop = StopRequest()
 
-    def stopping(assembled: Assembled) -> None:
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> Tensor:
-            stop.requested = step == 3
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
-
     parted = tmp_path / "parted"
-    train_here(spec, parted, plant=stopping, stop=stop)
+    train_here(spec, parted, plant=stop_in_step(3, stop), stop=stop)
     checkpoint = parted / "checkpoints/step-00000003"
     stored = load_file(checkpoint / "adapter.safetensors")
     assert len(stored) == 2 * 4 * 2
@@ -269,13 +260,7 @@ def test_adapters_fall_back_parity_and_checkpointing_together(
 
     def faulty(assembled: Assembled) -> None:
         held.append(assembled)
-        layer = assembled.learner.model.get_submodule("model.layers.0.mlp.down_proj.base_layer")
-
-        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            bad = isinstance(module, EmulatedLinear) and module.training
-            return output * float("inf") if bad else None
-
-        layer.register_forward_hook(hook)
+        spoil_in_fp8(assembled, "model.layers.0.mlp.down_proj.base_layer")
 
     training = {
         **FAST,

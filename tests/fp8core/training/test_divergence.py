@@ -21,6 +21,7 @@ from fp8core.training.late_metrics import LateMetrics, StepFigures
 from fp8core.training.learner import Learner
 from fp8core.training.outcome import RunResult
 from fp8core.training.stopping import StopRequest
+from tests.fp8core.training.plants import stop_in_step
 
 Job = Callable[..., Path]
 TrainHere = Callable[..., tuple[RunResult, Path]]
@@ -177,13 +178,7 @@ def test_skips_in_a_row_are_bounded_also_across_a_resume(
 
     def stopping(assembled: Assembled) -> None:
         Fault(steps={2, 3, 4, 5, 6})(assembled)
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> torch.Tensor:
-            stop.requested = step == 3
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
+        stop_in_step(3, stop)(assembled)
 
     workdir = tmp_path / "w"
     train_here(spec, workdir, plant=stopping, stop=stop)
@@ -226,13 +221,7 @@ def test_fallback_takes_the_layer_at_fault_and_survives_a_resume(
 
     def stopping(assembled: Assembled) -> None:
         fault()(assembled)
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> torch.Tensor:
-            stop.requested = step == 4
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
+        stop_in_step(4, stop)(assembled)
 
     parted = tmp_path / "parted"
     train_here(spec, parted, plant=stopping, stop=stop)

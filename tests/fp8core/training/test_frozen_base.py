@@ -35,6 +35,7 @@ from fp8core.training.stopping import StopRequest
 from tests.fp8core.fusion.families import batches
 from tests.fp8core.fusion.test_adapters import ALL, outputs, planned, wrap
 from tests.fp8core.fusion.test_runs import FusingAmp
+from tests.fp8core.training.plants import spoil_in_fp8, stop_in_step
 from tests.fp8core.training.test_adapter import FAST, QUICK, base, logits
 
 __all__ = ["base"]  # a fixture
@@ -177,17 +178,8 @@ def test_a_run_resumes_exactly_and_its_checkpoints_hold_adapters_alone(
     _, whole = train_here(spec)
     stop = StopRequest()
 
-    def stopping(assembled: Assembled) -> None:
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> Tensor:
-            stop.requested = step == 3
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
-
     parted = tmp_path / "parted"
-    train_here(spec, parted, plant=stopping, stop=stop)
+    train_here(spec, parted, plant=stop_in_step(3, stop), stop=stop)
     stored = load_file(parted / "checkpoints/step-00000003/adapter.safetensors")
     assert all(".lora_" in name for name in stored)
     train_here(spec, parted)
@@ -315,13 +307,7 @@ def test_layers_fall_back_to_high_precision_with_parity_beside(
 
     def faulty(assembled: Assembled) -> None:
         held.append(assembled)
-        layer = assembled.learner.model.get_submodule("model.layers.0.mlp.down_proj.base_layer")
-
-        def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            bad = isinstance(module, EmulatedLinear) and module.training
-            return output * float("inf") if bad else None
-
-        layer.register_forward_hook(hook)
+        spoil_in_fp8(assembled, "model.layers.0.mlp.down_proj.base_layer")
 
     training = {
         **FAST,

@@ -38,6 +38,7 @@ from tests.fp8core.fusion.test_te_fusion_gpu import (
 )
 from tests.fp8core.kernel_names import E4M3_BY_E4M3, E4M3_BY_E5M2, launched, launches
 from tests.fp8core.training.conftest import job, series, train_here
+from tests.fp8core.training.plants import stop_in_step
 
 __all__ = ["job", "series", "train_here"]  # fixtures
 
@@ -353,17 +354,8 @@ def test_a_job_evaluates_resumes_exports_and_says_what_its_base_lies_in(
     _, whole = train_here(spec)
     stop = StopRequest()
 
-    def stopping(assembled: Assembled) -> None:
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> Tensor:
-            stop.requested = step == 3
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
-
     parted = tmp_path / "parted"
-    train_here(spec, parted, plant=stopping, stop=stop)
+    train_here(spec, parted, plant=stop_in_step(3, stop), stop=stop)
     train_here(spec, parted)
     for name in ("train/loss", "eval/loss"):
         assert series(parted, name) == pytest.approx(series(whole, name), rel=1e-3), name

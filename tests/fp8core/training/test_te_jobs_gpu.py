@@ -20,6 +20,7 @@ from fp8core.telemetry import read_records
 from fp8core.training.assemble import Assembled
 from fp8core.training.outcome import RunResult
 from fp8core.training.stopping import StopRequest
+from tests.fp8core.training.plants import stop_in_step
 
 pytestmark = pytest.mark.gpu
 
@@ -190,13 +191,7 @@ def test_fallback_and_its_resume(
 
     def stopping(assembled: Assembled) -> None:
         fault(assembled)
-        compute = assembled.learner.gradients
-
-        def asked(step: int, *arguments: Any, **options: Any) -> Tensor:
-            stop.requested = step == 4
-            return compute(step, *arguments, **options)
-
-        assembled.learner.gradients = asked  # type: ignore[method-assign]
+        stop_in_step(4, stop)(assembled)
 
     workdir = tmp_path / "w"
     train_here(spec, workdir, plant=stopping, stop=stop)
