@@ -1,7 +1,7 @@
 """Quality beside speed: losses of one model on real text in every precision, and time to a loss.
 
     python benchmarks/quality.py OUT [--shape 100m] [--steps 500] [--batch 8]
-        [--rows bf16,delayed,...] [--seeds 0] [--together 1] [--timed-steps 0] [--dry-run]
+        [--rows floor,bf16,delayed,...] [--seeds 0] [--together 1] [--timed-steps 0] [--dry-run]
     python benchmarks/quality.py OUT --table [--plot FILE.png]
 
 Trains the shape with the product itself (``python -m fp8core spare``), a row after another, on the
@@ -13,16 +13,21 @@ are fused by default.
 
 A small model leaves most of a GPU idle: ``--together N`` trains N rows at once, for their losses
 alone. Speeds are then those of ``--timed-steps`` steps of each recipe, trained one after another.
+The row ``floor`` trains nothing: it measures what the GEMMs, attention and update of such a step
+take on this device by themselves (`peers.floor`), in bf16 and in FP8, whose floor is one for all
+scalings. Attention is taken as if each row were of one document; ends of documents, of which one in
+thirteen rows of this text has one, spare less than 3 % of it.
 
-Each row leaves ``OUT/SHAPE-STEPS-ROW.json``, or ``OUT/SHAPE-timed-ROW.json``, and one that is there
-is not run again: rows can be spread over many short calls. ``--table`` prints what is there as
-Markdown, a table for each seed: the loss on text held out from training (twenty times in a row; by
-default every recipe evaluates in high precision, so that it is the weights that are compared), its
-gap to ``bf16``'s, the mean gap of the losses in training behind the first tenth, tokens a second,
-and the steps and seconds of training until the held-out loss was as low as the row that ends
-highest reaches. Where there are several seeds, a last table has the gaps of all of them to ``bf16``
-of the same seed, and those of ``NAME_again`` to ``NAME``: the noise that the former are to be read
-beside.
+Each row leaves ``OUT/SHAPE-STEPS-ROW.json``, or ``OUT/SHAPE-timed-ROW.json``, the floor
+``OUT/SHAPE-floor-BATCHxLENGTH.json``, and one that is there is not run again: rows can be spread
+over many short calls. ``--table`` prints what is there as Markdown, a table for each seed: the loss
+on text held out from training (twenty times in a row; by default every recipe evaluates in high
+precision, so that it is the weights that are compared), its gap to ``bf16``'s, the mean gap of the
+losses in training behind the first tenth, milliseconds of a step and, where it was measured for
+this batch on this device, what the floor is of them, tokens a second, and the steps and seconds of
+training until the held-out loss was as low as the row that ends highest reaches. Where there are
+several seeds, a last table has the gaps of all of them to ``bf16`` of the same seed, and those of
+``NAME_again`` to ``NAME``: the noise that the former are to be read beside.
 ``--dry-run``: tiny, on a CPU, te's rows by `emulated`.
 """
 
@@ -43,16 +48,22 @@ from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
+from peers.row_names import FLOOR
+from peers.shapes import Shape
 from quality_tables import of_seed, plot, seed_of, seeds_table, table, unseeded
 
 EVALUATIONS = 20
 """How often in a row the loss on held-out text is taken."""
 
-SHAPES: dict[str, dict[str, int]] = {
-    "dry": {"hidden": 32, "mlp": 64, "layers": 2, "heads": 2, "kv_heads": 2},
-    "100m": {"hidden": 768, "mlp": 2560, "layers": 12, "heads": 12, "kv_heads": 12},
-    "1b": {"hidden": 2048, "mlp": 8192, "layers": 16, "heads": 32, "kv_heads": 8},
+VOCABULARY = 272
+"""Bytes and the few tokens beside them, up to a multiple of 16."""
+SHAPES: dict[str, Shape] = {
+    "dry": Shape(32, 64, layers=2, heads=2, kv_heads=2, tied=False, vocabulary=VOCABULARY),
+    "100m": Shape(768, 2560, layers=12, heads=12, kv_heads=12, tied=False, vocabulary=VOCABULARY),
+    "1b": Shape(2048, 8192, layers=16, heads=32, kv_heads=8, tied=False, vocabulary=VOCABULARY),
 }
+STORED_BYTES = 4
+"""Of a parameter: jobs store fp32 by default."""
 DELAYED = {"engine": "te", "amax_history_len": 16}
 RECIPES: dict[str, dict[str, Any]] = {
     "bf16": {"engine": "amp", "dtype": "bf16"},
@@ -62,6 +73,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "torchao": {"engine": "torchao"},
 }
 ROWS = (
+    FLOOR,
     *("bf16", "bf16_again", "bf16_plain"),
     *("delayed", "delayed_again", "delayed_plain"),
     *("current", "current_again", "current_plain"),
@@ -82,25 +94,31 @@ class Order:
         return out / f"{shape}-{'timed' if self.timed else self.steps}-{self.row}.json"
 
 
+def batch_of(chosen: argparse.Namespace) -> tuple[int, int]:
+    """Rows of a step, and their length."""
+    return (2, 64) if chosen.dry_run else (chosen.batch, 1024)
+
+
 def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, Any]:
     name, *variants = unseeded(order.row).split("_")
     recipe = RECIPES[name]
     if chosen.dry_run and recipe["engine"] == "te":
         scaling = {"scaling": "current"} if name == "current" else {}
         recipe = {"engine": "emulated", **scaling}
-    shape = SHAPES[chosen.shape]
+    shape, (batch, length) = SHAPES[chosen.shape], batch_of(chosen)
     return {
         "model": {
             "source": "config",
             "config": {
                 "model_type": "llama",
-                "hidden_size": shape["hidden"],
-                "intermediate_size": shape["mlp"],
-                "num_hidden_layers": shape["layers"],
-                "num_attention_heads": shape["heads"],
-                "num_key_value_heads": shape["kv_heads"],
+                "vocab_size": shape.vocabulary,
+                "hidden_size": shape.hidden,
+                "intermediate_size": shape.mlp,
+                "num_hidden_layers": shape.layers,
+                "num_attention_heads": shape.heads,
+                "num_key_value_heads": shape.kv_heads,
                 "max_position_embeddings": 4096,
-                "tie_word_embeddings": False,
+                "tie_word_embeddings": shape.tied,
             },
         },
         "tokenizer": {"source": "bytes"},
@@ -113,8 +131,8 @@ def spec_of(order: Order, chosen: argparse.Namespace, text: Path) -> dict[str, A
         },
         "training": {
             "steps": order.steps,
-            "batch_size": 2 if chosen.dry_run else chosen.batch,
-            "sequence_length": 64 if chosen.dry_run else 1024,
+            "batch_size": batch,
+            "sequence_length": length,
             "seed": seed_of(order.row),
             "optimizer": {"lr": chosen.learning_rate, "betas": [0.9, 0.95], "weight_decay": 0.1},
             "schedule": {"name": "cosine", "warmup_steps": max(1, order.steps // 20)},
@@ -194,6 +212,7 @@ def run(
     return {
         "row": order.row,
         "shape": chosen.shape,
+        "batch": batch_of(chosen),
         "steps": len(losses),
         "together": 1 if order.timed else chosen.together,
         "parameters": report["model"]["parameters"],
@@ -228,14 +247,56 @@ def train(orders: Sequence[Order], together: int, chosen: argparse.Namespace, fo
         return all(list(pool.map(one, left)))
 
 
+def floor_file(out: Path, shape: str, batch: Sequence[int]) -> Path:
+    rows, length = batch
+    return out / f"{shape}-{FLOOR}-{rows}x{length}.json"
+
+
+def measure_floor(chosen: argparse.Namespace) -> None:
+    """Leaves the floor of a step in its file, unless it is there; of a CPU it means nothing."""
+    file = floor_file(chosen.out, chosen.shape, batch_of(chosen))
+    if file.exists():
+        return
+    # The trainers have the GPU for themselves as long as this process has no torch.
+    import torch
+    from peers.floor import floor, told
+    from peers.step_work import llama_step
+
+    from fp8core.training.device import describe_device
+
+    device = torch.device("cpu" if chosen.dry_run else "cuda")
+    found = floor(llama_step(SHAPES[chosen.shape], *batch_of(chosen), STORED_BYTES), device)
+    print(f"floor: {told(found)}", flush=True)
+    facts = {"device": describe_device(device)["name"], "torch": str(torch.__version__)}
+    file.write_text(json.dumps({**facts, "floor": found}) + "\n")
+
+
+def of_floor(
+    timed: dict[str, Any], milliseconds: float, chosen: argparse.Namespace
+) -> float | None:
+    """What the floor is of a step of that row; None where it was not measured. A result that does
+    not tell its batch is of the chosen one."""
+    batch = timed.get("batch", batch_of(chosen))
+    file = floor_file(chosen.out, timed["shape"], batch)
+    if not file.exists():
+        return None
+    measured = json.loads(file.read_text())
+    if measured["device"] != timed["device"]:
+        return None
+    name = unseeded(timed["row"]).split("_")[0]
+    kind = "bf16" if RECIPES[name]["engine"] == "amp" else "fp8"
+    return float(measured["floor"][kind]) / milliseconds
+
+
 def timed_row(row: str) -> str:
     """The row whose speed is this one's too: neither a repeat nor a seed changes it."""
     return unseeded(row).removesuffix("_again")
 
 
-def results(folder: Path, shape: str, steps: int) -> list[dict[str, Any]]:
-    """What there is, by seed and in the order of ``ROWS``, each with ``milliseconds`` of a step: of
-    its timed run, or its own if nothing else ran beside it."""
+def results(chosen: argparse.Namespace) -> list[dict[str, Any]]:
+    """What there is, by seed and in the order of ``ROWS``, each with ``milliseconds`` of a step,
+    and what of them is the floor: of its timed run, or its own if nothing else ran beside it."""
+    folder, shape, steps = chosen.out, chosen.shape, chosen.steps
     start = f"{shape}-{steps}-"
     names = [path.stem.removeprefix(start) for path in folder.glob(f"{start}*.json")]
     places = {row: place for place, row in enumerate(ROWS)}
@@ -248,6 +309,7 @@ def results(folder: Path, shape: str, steps: int) -> list[dict[str, Any]]:
         if alone["together"] == 1:
             seconds = alone["seconds"]
             found["milliseconds"] = 1000 * median(seconds[len(seconds) // 5 :])
+            found["of_floor"] = of_floor(alone, found["milliseconds"], chosen)
             found["tokens_per_second"] = alone["tokens_per_second"]
         rows.append(found)
     return rows
@@ -276,10 +338,12 @@ def main() -> None:
     seeds = chosen.seeds.split(",")
     if wrong := [seed for seed in seeds if not seed.isdecimal()]:
         parser.error(f"{wrong[0]!r} is no seed: seeds are whole numbers from 0")
+    with_floor = FLOOR in names
+    names = [row for row in names if row != FLOOR]
     names = list(dict.fromkeys(of_seed(row, int(seed)) for seed in seeds for row in names))
     chosen.out.mkdir(parents=True, exist_ok=True)
     well = True
-    if not chosen.table:
+    if names and not chosen.table:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             characters = 200_000 if chosen.dry_run else 4096 * 1024 * chosen.steps // 500
@@ -290,7 +354,11 @@ def main() -> None:
                 alone = dict.fromkeys(timed_row(row) for row in names)
                 timed = [Order(row, chosen.timed_steps, timed=True) for row in alone]
                 well = train(timed, 1, chosen, folder) and well
-    rows = results(chosen.out, chosen.shape, chosen.steps)
+    if with_floor and not chosen.table:
+        measure_floor(chosen)
+    rows = results(chosen)
+    if not rows and not names:
+        return
     if not rows:
         raise SystemExit(f"no rows of {chosen.shape} and {chosen.steps} steps in {chosen.out}")
     tables = [

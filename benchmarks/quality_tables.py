@@ -35,24 +35,27 @@ def of_seed(row: str, seed: int) -> str:
 def table(rows: list[dict[str, Any]]) -> str:
     """Of the rows of one seed: with another, other text is held out."""
     base = next((found for found in rows if unseeded(found["row"]) == BASE), rows[0])
+    with_floor = any(found.get("of_floor") is not None for found in rows)
     target = max(found["held_out"][-1][1] for found in rows)
     lines = [
         f"{base['shape']}: {base['parameters']:,} parameters, {base['steps']} steps, "
         f"{base['device']}, torch {base['torch']}",
         "",
         f"| row | loss on held-out text | to {base['row']} | mean gap in training | ms a step | "
-        f"tokens/s | steps to {target:.4f} | seconds |",
-        "|---|---|---|---|---|---|---|---|",
+        f"{'of the floor | ' * with_floor}tokens/s | steps to {target:.4f} | seconds |",
+        f"|---|---|---|---|---|{'---|' * with_floor}---|---|---|",
     ]
     for found in rows:
         last = found["held_out"][-1][1]
         needed, speed = steps_to(target, found["held_out"]), found.get("milliseconds")
+        share = found.get("of_floor")
         cells = [
             found["row"],
             f"{last:.4f}",
             f"{held_out_gap(found, base):+.4f}",
             f"{training_gap(found, base):+.4f}",
             "" if speed is None else f"{speed:.1f}",
+            *(["" if share is None else f"{share:.0%}"] if with_floor else []),
             "" if speed is None else f"{found['tokens_per_second']:,.0f}",
             "not reached" if needed is None else f"{needed:.0f}",
             "" if needed is None or speed is None else f"{needed * speed / 1000:.1f}",

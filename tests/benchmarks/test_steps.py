@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.programs import run
+from tests.benchmarks.programs import BENCHMARKS, Ended, run
 
 
 def test_layers(tmp_path: Path) -> None:
@@ -69,6 +70,40 @@ def test_quality_of_several_seeds(tmp_path: Path) -> None:
     assert first != other
     assert "| bf16 | +0.0000, +0.0000 | +0.0000 | +0.0000, +0.0000 |" in last
     assert "0.5 is no seed" in run(*words, "--seeds", "0,0.5", code=2).errors.replace("'", "")
+
+
+def test_quality_beside_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    from quality import SHAPES
+
+    words = ("quality.py", str(tmp_path), "--dry-run", "--steps", "4")
+    alone = run(*words, "--rows", "floor")
+    alone.values(r"floor: fp8 ([\d.]+) ms, bf16 ([\d.]+) ms")
+    file = tmp_path / "dry-floor-2x64.json"
+    assert list(tmp_path.iterdir()) == [file]
+    measured = json.loads(file.read_text())
+    timed = run(*words, "--rows", "floor,bf16,delayed", "--timed-steps", "5")
+    # What was measured is not measured again.
+    assert json.loads(file.read_text()) == measured
+    assert "floor:" not in timed.said
+    for row, kind in (("bf16", "bf16"), ("delayed", "fp8")):
+        found = json.loads((tmp_path / f"dry-timed-{row}.json").read_text())
+        # The floor is of the model that is trained.
+        assert (found["parameters"], found["batch"]) == (SHAPES["dry"].parameters, [2, 64])
+        milliseconds = 1000 * statistics.median(found["seconds"][1:])
+        share = f"{measured['floor'][kind] / milliseconds:.0%}"
+        assert f" | {milliseconds:.1f} | {share} | " in line_of(row, timed)
+    assert "| ms a step | of the floor | tokens/s |" in timed.said
+    file.write_text(json.dumps({**measured, "device": "another"}))
+    elsewhere = run(*words, "--table")
+    assert "| ms a step | tokens/s |" in elsewhere.said
+    assert "%" not in elsewhere.said
+
+
+def line_of(row: str, ended: Ended) -> str:
+    """That of ``row`` in the table."""
+    (line,) = (line for line in ended.said.splitlines() if line.startswith(f"| {row} |"))
+    return line
 
 
 def test_batches_made_ahead() -> None:
