@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from fp8core.fusion.modes import in_training
 from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
+from fp8core.fusion.stand_ins import in_dtype
 
 __all__ = ["BOUND", "BOUNDS", "difference", "narrowed", "refusal"]
 
@@ -129,16 +130,19 @@ def difference(
     along = torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
     options = _options(block, sequences, angles, dtype)
 
-    def computed(fused: bool, trained: dict[str, nn.Parameter]) -> dict[str, Tensor | None]:
-        """The output, and the gradients of the input and of ``trained``."""
-        given = x.clone().requires_grad_()
-        compared: dict[str, Tensor] = {_INPUT: given, **trained}
+    def computed(fused: bool, turn: _Turn) -> dict[str, Tensor | None]:
+        """The output, and the gradients of ``turn``."""
+        given = x.clone()
+        compared: dict[str, Tensor] = dict(turn.parameters)
+        if turn.of_input:
+            compared[_INPUT] = given.requires_grad_()
         with (
             parts.high_precision(),
             _training(layer),
             _all_weights_kept(block),
             _same_random_numbers(layer, device),
-            _frozen(p for name, p in parameters.items() if name not in trained),
+            _frozen(p for name, p in parameters.items() if name not in turn.parameters),
+            in_dtype(turn.parameters.values(), dtype),
             sketched_gradients(compared) as gradients,
         ):
             if fused:
@@ -153,28 +157,43 @@ def difference(
             )
         return {_OUTPUT: added.detach()} | {name: gradients.get(name) for name in compared}
 
-    own = computed(False, parameters)
+    own = computed(False, _Turn(parameters, of_input=True))
     other: dict[str, Tensor | None] = {}
-    for trained in _in_turn(block, parameters):
-        # Of the output and the input's gradient the first, for which most is computed.
-        other = computed(True, trained) | other
+    for turn in _turns(block, parameters):
+        # Of the output the first, for which most is computed.
+        other = computed(True, turn) | other
     own, other = _joined_biases(block, own), _joined_biases(block, other)
     return {name: _relative(own[name], other[name]) for name in own}
 
 
-def _in_turn(
-    block: FusedBlock, parameters: dict[str, nn.Parameter]
-) -> list[dict[str, nn.Parameter]]:
-    """``parameters`` in the parts whose gradients are taken one after another.
+@dataclass(frozen=True)
+class _Turn:
+    """What gradients are taken of at once."""
 
-    One module for a whole MLP gives the gradients of all its weights at once.
+    parameters: dict[str, nn.Parameter]
+    of_input: bool = False
+
+
+def _turns(block: FusedBlock, parameters: dict[str, nn.Parameter]) -> list[_Turn]:
+    """``parameters`` and the input in the parts whose gradients are taken one after another.
+
+    One module for a whole MLP gives the gradients of all its weights at once, each beside what the
+    other GEMM and those of attention keep for the way back. A bias goes with its weight: where that
+    is frozen Transformer Engine's modules give it no gradient.
     """
     if block.mlp is None or not block.mlp.whole:
-        return [parameters]
-    down = block.mlp.half.down.parameter
-    apart = {name: p for name, p in parameters.items() if p is down}
-    others = {name: p for name, p in parameters.items() if p is not down}
-    return [others, apart] if apart else [others]
+        return [_Turn(parameters, of_input=True)]
+    half = block.mlp.half
+    turns = [
+        {name: p for name, p in parameters.items() if any(p is own for own in owned)}
+        for owned in (
+            [tensor for linear in linears for tensor in (linear.parameter, linear.bias)]
+            for linears in (half.inputs, [half.down])
+        )
+    ]
+    of_mlp = {name for turn in turns for name in turn}
+    others = {name: p for name, p in parameters.items() if name not in of_mlp}
+    return [_Turn(others, of_input=True), *(_Turn(turn) for turn in turns if turn)]
 
 
 def _plain(layer: Any, given: Tensor, options: dict[str, Any]) -> Any:

@@ -36,7 +36,9 @@ def sketched_gradients(tensors: Mapping[str, Tensor]) -> Iterator[dict[str, Tens
     kept: dict[str, Tensor] = {}
 
     def hook(name: str) -> torch.utils.hooks.RemovableHandle:
-        def take(gradient: Tensor) -> Tensor:
+        def take(gradient: Tensor | None) -> Tensor | None:
+            if gradient is None:  # of a function that says it has one and returns none
+                return None
             kept[name] = sketch(gradient)
             return gradient.new_zeros(()).expand(gradient.shape)
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fp8core.engines.protocol import NormDescription
 from fp8core.fusion import fuse
-from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, NamedLinear
-from fp8core.fusion.plain import PlainParts
+from fp8core.fusion.parts import Attend, AttentionHalf, Kernel, MLPHalf, NamedLinear, joined
+from fp8core.fusion.plain import PlainParts, plain_norm
 from fp8core.fusion.sequences import Sequences
 from tests.fp8core.fusion.families import make
 
@@ -204,11 +204,53 @@ class NoisyAttention(PlainParts):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_differs_with_some_inputs_only_is_no_fault(dtype: torch.dtype) -> None:
-    """Of each draw the fused form is computed twice, for the gradients of an MLP in one module."""
-    halves, _ = fused_halves(make("Llama").to(dtype), NoisyAttention(4))
-    assert halves == [FUSED, FUSED]
+    """Of each draw the fused form is computed thrice, for the gradients of an MLP in one module."""
     halves, _ = fused_halves(make("Llama").to(dtype), NoisyAttention(6))
+    assert halves == [FUSED, FUSED]
+    halves, _ = fused_halves(make("Llama").to(dtype), NoisyAttention(9))
     assert halves[0] != FUSED
+
+
+class BiasesWithWeights(PlainParts):
+    """An MLP in one module whose last bias has no gradient where its weight has none."""
+
+    def norm_mlp(self, half: MLPHalf) -> Kernel:
+        def kernel(x: Tensor) -> Tensor:
+            inner = F.linear(plain_norm(x, half.norm), *joined(half.inputs))
+            added: Tensor = _Added.apply(  # type: ignore[no-untyped-call]
+                F.linear(self.active(inner, half.activation), half.down.weight),
+                half.down.bias,
+                half.down.parameter.requires_grad,
+            )
+            return added
+
+        return kernel
+
+
+class _Added(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor, told: bool) -> Tensor:
+        ctx.told = told
+        return x + bias
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], gradients[0].flatten(0, -2).sum(0) if ctx.told else None, None
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_bias_that_its_module_forgets_beside_a_frozen_weight(trained: bool) -> None:
+    """As Transformer Engine's do. Where the weight is trained nothing is amiss."""
+    model = make("GPT2")
+    for block in model.transformer.h:
+        block.mlp.c_proj.weight.requires_grad_(trained)
+    halves, reasons = fused_halves(model, BiasesWithWeights())
+    if trained:
+        assert (halves, reasons) == ([{"attn", "mlp"}] * 2, [None, None])
+    else:
+        assert halves == [{"attn"}] * 2
+        told = "the gradient of mlp.c_proj.bias of its fused form differs by inf"
+        assert all(str(reason).startswith(told) for reason in reasons)
 
 
 def test_a_window_beyond_the_rows_is_proved_narrower_and_used_as_it_is() -> None:
