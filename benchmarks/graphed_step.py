@@ -10,16 +10,18 @@ they are a few launches, which the host enqueues while the graph runs. Prints mi
 what the host took of them, what the graph alone takes on the GPU, memory, and how far losses and
 weights of the second and third time are from those of the first. Rows named ``_packed`` have
 another number of documents in each step. ``--jobs``: whole runs of the trainer too, one with
-``training.cuda_graphs`` off and one with it as it is by default. ``--dry-run`` takes the same steps
-on a CPU, tiny, te's by `emulated`; what a graph does there is done eagerly, and times mean nothing.
+``training.cuda_graphs`` off and one with it as it is by default. Behind them all, what the floor of
+a case's steps (`peers.floor`; attention within documents, the head in FP8 for all rows of te) is of
+what they took. ``--dry-run`` takes the same steps on a CPU, tiny, te's by `emulated`; what a graph
+does there is done eagerly, and times mean nothing.
 Exits with 1 where a case failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
-import itertools
 import json
 import random
 import statistics
@@ -32,8 +34,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from device_clock import DeviceClock
+from peers.floor import floor, told
 from peers.octrain_rows import assembled, batch_of, spec_of
 from peers.shapes import SHAPES
+from peers.step_work import StepWork, llama_step
 from peers.work import Work, real_text
 from torch import Tensor
 
@@ -116,7 +121,7 @@ def train(learner: Learner, gradients: Gradients, batches: list[Batch], first: i
     device = learner.engine.device
     on_gpu = device.type == "cuda"
     late = LateMetrics(late=on_gpu)
-    losses, events, host = [], [], []
+    losses, host, clock = [], [], DeviceClock(device)
     synchronize(device)
     if on_gpu:
         # What is reserved counts: a graph holds its memory when nothing of it is allocated.
@@ -134,16 +139,12 @@ def train(learner: Learner, gradients: Gradients, batches: list[Batch], first: i
         bad = (~(torch.isfinite(loss) & torch.isfinite(norm))).float()
         learner.update(number, norm, unless=bad)
         host.append(time.perf_counter() - began - waited)
-        if on_gpu:
-            events.append(torch.cuda.Event(enable_timing=True))
-            events[-1].record()
+        clock.mark()
     late.flush()
-    synchronize(device)
-    spans = [a.elapsed_time(b) for a, b in itertools.pairwise(events[1:])]
     return Course(
         [float(loss) for loss in losses],
         [parameter.detach().clone() for parameter in learner.model.parameters()],
-        statistics.median(spans or [0.0]),
+        statistics.median(clock.milliseconds()[1:]),
         statistics.median(host[2:]) * 1000,
         torch.cuda.max_memory_reserved() if on_gpu else 0,
     )
@@ -239,6 +240,33 @@ def row(shape: str, name: str, chosen: argparse.Namespace) -> dict[str, Any]:
         "build_seconds": round(built, 1),
         "capture_seconds": round(capture_seconds, 2),
     }
+
+
+def documents_of(batches: list[Batch]) -> list[int]:
+    """The tokens of each document of all ``batches``."""
+    bounds = [batch.document_bounds for batch in batches]
+    return [size for each in bounds if each is not None for size in each.diff().tolist()]
+
+
+@functools.cache
+def floor_of(step: StepWork, device: torch.device) -> dict[str, float]:
+    """Cases of one shape have one."""
+    return floor(step, device)
+
+
+def shares(found: dict[str, Any], chosen: argparse.Namespace) -> dict[str, Any]:
+    """What the floor is of the steps of a case; prints it."""
+    tokens = real_text(WARM_UP + chosen.steps, chosen.batch, chosen.length)
+    work = work_of(chosen, found["shape"], tokens)
+    packed = found["row"].endswith("_packed")
+    documents = documents_of(batches_of(work, packed)[WARM_UP:]) if packed else ()
+    size = (work.rows, work.length, work.dtype.itemsize)
+    parts = floor_of(llama_step(work.dimensions, *size, documents), work.device)
+    least = parts["bf16" if found["row"].startswith("amp") else "fp8"]
+    of_steps = {kind: least / found[f"{kind}_milliseconds"] for kind in ("eager", "graphed")}
+    said = ", ".join(f"{kind} at {share:.0%} of the floor" for kind, share in of_steps.items())
+    print(f"{found['shape']}:{found['row']}: {said}; {told(parts)}", flush=True)
+    return {"floor": parts, "of_floor": of_steps}
 
 
 def job(shape: str, name: str, chosen: argparse.Namespace, graphs: str) -> dict[str, Any]:
@@ -346,6 +374,12 @@ def main() -> None:
         work = work_of(chosen, "60m", real_text(3, 2, 1024))
         learner = assembled(work, **CHANGES["te"])
         print("a failed capture:", failed_capture(learner, batches_of(work, False)[0]))
+    # The floor uses PyTorch's cuDNN, behind which Transformer Engine may find another one loaded.
+    for found in results:
+        if "error" not in found:
+            found |= shares(found, chosen)
+    if chosen.out is not None:
+        chosen.out.write_text(json.dumps(results, indent=1))
     if any("error" in found for found in results):
         raise SystemExit(1)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peers.shapes import Shape
 
@@ -52,18 +52,25 @@ class StepWork:
     updated_bytes: int
 
 
-def llama_step(shape: Shape, rows: int, length: int, bytes_each: int) -> StepWork:
+def llama_step(
+    shape: Shape, rows: int, length: int, bytes_each: int, documents: Sequence[int] = ()
+) -> StepWork:
     """A Llama, all of it trained: weights, gradients and moments of ``bytes_each``, and the
-    gradients read once more for their norm."""
+    gradients read once more for their norm.
+
+    ``documents``: the tokens of each where they are shorter than rows, in one step or in several;
+    see `_within`.
+    """
     tokens = rows * length
     layers = [*_llama_layers(shape, shape.layers), (shape.vocabulary, shape.hidden, 1)]
     products = [product for layer in layers for product in _trained(tokens, *layer)]
     parameters = sum(outputs * inputs * count for outputs, inputs, count in layers)
     if not shape.tied:
         parameters += shape.vocabulary * shape.hidden
+    attention = _llama_attention(shape, rows, length)
     return StepWork(
         tuple(products),
-        _llama_attention(shape, rows, length),
+        _within(documents, attention) if documents else attention,
         parameters * (_READ_AND_WRITTEN + 1) * bytes_each,
     )
 
@@ -109,8 +116,7 @@ def encoder_step(
 ) -> StepWork:
     """BERT with a masked-LM head on all tokens, stored in fp32; gradients are not clipped.
 
-    ``documents``: the tokens of each. Attention is within them; taken as rows cut into documents
-    of one length, as many as have no more products than those given.
+    ``documents``: the tokens of each; see `_within`.
     """
     tokens, hidden, mlp = rows * length, shape.hidden, shape.mlp
     each, once = shape.layers, 1
@@ -124,17 +130,11 @@ def encoder_step(
     products = [product for layer in layers for product in _trained(tokens, *layer)]
     # FP8 GEMMs are of multiples of 16, which this vocabulary may not be.
     products += _trained(tokens, shape.vocabulary, hidden, once, bf16=shape.vocabulary % 16 > 0)
-    pieces = math.ceil(rows * length**2 / sum(tokens**2 for tokens in documents))
-    attention = Attention(
-        rows * pieces,
-        length // pieces,
-        shape.heads,
-        shape.kv_heads,
-        hidden // shape.heads,
-        each,
-        causal=False,
+    head_dim = hidden // shape.heads
+    rowwise = Attention(rows, length, shape.heads, shape.kv_heads, head_dim, each, causal=False)
+    return StepWork(
+        tuple(products), _within(documents, rowwise), parameters * _READ_AND_WRITTEN * 4
     )
-    return StepWork(tuple(products), attention, parameters * _READ_AND_WRITTEN * 4)
 
 
 def _llama_layers(shape: Shape, count: int) -> Iterator[tuple[int, int, int]]:
@@ -149,6 +149,14 @@ def _llama_layers(shape: Shape, count: int) -> Iterator[tuple[int, int, int]]:
 def _llama_attention(shape: Shape, rows: int, length: int) -> Attention:
     head_dim = shape.hidden // shape.heads
     return Attention(rows, length, shape.heads, shape.kv_heads, head_dim, shape.layers, causal=True)
+
+
+def _within(documents: Sequence[int], rowwise: Attention) -> Attention:
+    """Attention within ``documents``: taken as rows cut into documents of one length, as many as
+    have no more products than those given."""
+    squares = sum(tokens**2 for tokens in documents)
+    pieces = math.ceil(rowwise.length * sum(documents) / squares)
+    return replace(rowwise, rows=rowwise.rows * pieces, length=rowwise.length // pieces)
 
 
 def _trained(

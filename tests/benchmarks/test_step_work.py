@@ -48,6 +48,22 @@ def test_every_weight_of_a_llama_is_multiplied_thrice(step_work: ModuleType, sha
     assert (step.attention.count, step.attention.causal) == (3, True)
 
 
+def test_a_llama_attends_within_documents_of_all_its_steps(
+    step_work: ModuleType, shape: Any
+) -> None:
+    whole = step_work.llama_step(shape, ROWS, LENGTH, 2)
+    assert step_work.llama_step(shape, ROWS, LENGTH, 2, (LENGTH,) * ROWS) == whole
+    steps = ((32, 32, 64), (16, 16, 16, 16, 50, 14))
+    within = step_work.llama_step(shape, ROWS, LENGTH, 2, [*steps[0], *steps[1]])
+    assert within.products == whole.products
+    assert within.updated_bytes == whole.updated_bytes
+    attention = within.attention
+    assert (attention.count, attention.causal) == (3, True)
+    assert attention.rows * attention.length == TOKENS
+    given = sum(tokens**2 for documents in steps for tokens in documents) / len(steps)
+    assert given / 2 < attention.rows * attention.length**2 <= given
+
+
 def test_adapters_leave_out_what_a_frozen_base_does_not_need(
     step_work: ModuleType, shape: Any
 ) -> None:

@@ -32,8 +32,9 @@ def columns_are_there(table: Path, columns: tuple[str, ...]) -> None:
         assert all(row[column] > 0 for column in columns), row
 
 
-def test_graphed_steps() -> None:
-    ended = run("graphed_step.py", "--dry-run")
+def test_graphed_steps(tmp_path: Path) -> None:
+    out = tmp_path / "rows.json"
+    ended = run("graphed_step.py", "--dry-run", "--out", str(out))
     lines = [json.loads(line) for line in ended.said.splitlines() if line.startswith("{")]
     steps, jobs = lines[:2], lines[2:]
     assert [row["row"] for row in steps] == ["amp", "te_packed"]
@@ -44,6 +45,11 @@ def test_graphed_steps() -> None:
         assert all(last < first for first, last in row["losses"])
     assert [(row["job"], row["asked"]) for row in jobs] == [("tiny:te", "off"), ("tiny:te", "auto")]
     assert all(row["milliseconds"] > 0 for row in jobs)
+    for row, kind in zip(json.loads(out.read_text()), ("bf16", "fp8"), strict=True):
+        for course, share in row["of_floor"].items():
+            assert share == row["floor"][kind] / row[f"{course}_milliseconds"]
+            told = rf"{row['row']}: .*{course} at (\d+)% of the floor.*; fp8 [\d.]+ ms, bf16 "
+            assert ended.values(told) == [round(100 * share)]
 
 
 def test_quality(tmp_path: Path) -> None:
