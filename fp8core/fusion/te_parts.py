@@ -301,6 +301,21 @@ def _take_norm(layer: Any, norm: NormDescription) -> None:
         layer.layer_norm_bias = norm.bias
 
 
+def _nothing_before_it_is_trained(layer: Any, inp: Tensor) -> bool:
+    """Whether ``LayerNormMLP`` would ask a bias that there is not whether it is trained.
+
+    It does where neither the input nor the norm's weight needs a gradient (``requires_dgrad`` in
+    Transformer Engine 2.20.2's ``layernorm_mlp.py``), as in frozen blocks below those trained, and
+    an RMSNorm has no bias.
+    """
+    return (
+        torch.is_grad_enabled()
+        and layer.layer_norm_bias is None
+        and not inp.requires_grad
+        and not layer.layer_norm_weight.requires_grad
+    )
+
+
 @functools.cache
 def _class(name: str) -> Any:
     """``te.Linear``, ``LayerNormLinear`` or ``LayerNormMLP`` that asks about kept casts."""
@@ -310,6 +325,11 @@ def _class(name: str) -> Any:
 
     def forward(self: Any, inp: Tensor) -> Any:
         first = self._weight_casts.is_first(self.name, *self._cast_weights)
+        if name == "LayerNormMLP" and _nothing_before_it_is_trained(self, inp):
+            if not any(parameter.requires_grad for parameter in self.parameters()):
+                with torch.no_grad():
+                    return base.forward(self, inp, is_first_microbatch=first)
+            inp = inp.detach().requires_grad_()
         return base.forward(self, inp, is_first_microbatch=first)
 
     def weights(self: Any) -> list[Tensor]:
