@@ -8,7 +8,7 @@ cast of the weight still holds.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from fp8core.engines.te_state import gemms_of
 from fp8core.engines.te_stored import values_of
 from fp8core.engines.weight_casts import WeightCasts
 
-__all__ = ["as_gemms_read_them", "kept_casts", "make_linear", "make_norm"]
+__all__ = ["adds_bias_apart", "as_gemms_read_them", "kept_casts", "make_linear", "make_norm"]
 
 
 def make_linear(
@@ -84,6 +84,18 @@ def as_gemms_read_them(
     return weights if in_fp8 else [weight.contiguous() for weight in weights]
 
 
+def adds_bias_apart(weights: Iterable[Tensor], biases: Iterable[Tensor | None]) -> bool:
+    """Whether a layer is to add its bias behind its GEMM: where that is trained and no weight is.
+
+    Wherever its backward pass is not in FP8, Transformer Engine takes the gradient of a bias from
+    the GEMM of the weight's gradient, and gives none where no weight asks for that.
+    """
+    if not torch.is_grad_enabled():  # nor does a view of a trained weight ask for a gradient
+        return False
+    trained = any(bias is not None and bias.requires_grad for bias in biases)
+    return trained and not any(weight.requires_grad for weight in weights)
+
+
 def kept_casts(name: str, module: Any, casts: WeightCasts) -> Iterator[tuple[str, Any]]:
     """(layer, FP8 tensor) of those casts of weights that the next forward pass of ``module`` uses
     again; a fused module has one for each of its GEMMs (`gemms_of`)."""
@@ -109,6 +121,7 @@ def _class(name: str) -> Any:
 
         def forward(self: Any, input: Tensor) -> Tensor:
             first = self._weight_casts.is_first(self.name, self.weight)
+            self.gemm_bias_unfused_add = adds_bias_apart([self.weight], [self.bias])
             output: Tensor = base.forward(self, input, is_first_microbatch=first)
             return output
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fp8core.conversion.weight_views import plain_linear, see_transposed
 from fp8core.engines.protocol import NormDescription
-from fp8core.engines.te_modules import as_gemms_read_them
+from fp8core.engines.te_modules import adds_bias_apart, as_gemms_read_them
 from fp8core.engines.te_norms import choose_kernels
 from fp8core.engines.te_saving import keep_columns_only
 from fp8core.engines.weight_casts import WeightCasts
@@ -325,6 +325,10 @@ def _class(name: str) -> Any:
 
     def forward(self: Any, inp: Tensor) -> Any:
         first = self._weight_casts.is_first(self.name, *self._cast_weights)
+        last = self._gemm_linears[-1]  # the bias of an MLP's first GEMM has its gradient anyway
+        self.gemm_bias_unfused_add = adds_bias_apart(
+            (linear.parameter for linear in last), (linear.bias for linear in last)
+        )
         if name == "LayerNormMLP" and _nothing_before_it_is_trained(self, inp):
             if not any(parameter.requires_grad for parameter in self.parameters()):
                 with torch.no_grad():
