@@ -145,6 +145,20 @@ def test_one_step_changes_every_trainable_parameter_and_no_other(
         assert torch.equal(parameter, before[name]) != trainable, name
 
 
+@pytest.mark.parametrize("trained", ["vectors", "matrices"])
+def test_one_step_changes_biases_beside_frozen_weights_and_weights_beside_frozen_biases(
+    engine: Engine, model: Model, trained: str
+) -> None:
+    for parameter in model.parameters():
+        parameter.requires_grad_((parameter.dim() == 1) == (trained == "vectors"))
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=1.0)
+    convert(model, engine)
+    step(engine, model, optimizer)
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, before[name]) != parameter.requires_grad, name
+
+
 def test_the_loss_falls(engine: Engine, model: Model) -> None:
     convert(model, engine)
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=1e-2)

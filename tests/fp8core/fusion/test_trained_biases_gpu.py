@@ -36,9 +36,10 @@ RECIPES: dict[str, dict[str, Any]] = {
     "current, wgrad": {"scaling": "current", "override_linear_precision": [False, False, True]},
     "delayed, all": {"amax_history_len": 4, "override_linear_precision": HIGH_PRECISION},
 }
-MODELS = [("GPT2", torch.float32), ("Bert", torch.float32), ("GPT2", torch.bfloat16)]
-FAR = 0.1
-"""Of FP8 beside bf16, and of all gradients together; of one that is forgotten there is nothing."""
+MODELS = [("GPT2", torch.float32), ("Bert", torch.bfloat16)]
+FAR, FAR_IN_FP8 = (0.1, 0.2), (0.2, 0.5)
+"""From bf16, of all gradients together and of each: FP8 has two or three bits behind the first. One
+that counts twice is 1 away, and one that is forgotten is not there."""
 
 
 def only_vectors_trained(model: Any) -> Any:
@@ -86,11 +87,13 @@ def by_itself(family: str, dtype: torch.dtype, batch: Batch) -> dict[str, Tensor
     return gradients(model, inputs, batch, torch.autocast("cuda", torch.bfloat16))
 
 
-def assert_near(found: dict[str, Tensor], expected: dict[str, Tensor], label: str) -> None:
+def assert_near(
+    found: dict[str, Tensor], expected: dict[str, Tensor], far: tuple[float, float], label: str
+) -> None:
     total, apart = distances(found, expected)
-    print(label, round(total, 4), max((round(far, 4), name) for name, far in apart.items()))
-    assert total < FAR, label
-    assert max(apart.values()) < 3 * FAR, (label, apart)
+    print(label, round(total, 4), max((round(one, 4), name) for name, one in apart.items()))
+    assert total < far[0], label
+    assert max(apart.values()) < far[1], (label, apart)
 
 
 @pytest.mark.parametrize("fuse", ["none", "auto"])
@@ -105,10 +108,10 @@ def test_each_has_its_gradient(family: str, dtype: torch.dtype, recipe: str, fus
     for first in (True, False, True, False):
         found = gradients(model, inputs, batch, engine.training_context(first))
         engine.after_backward()
-    assert_near(found, expected, f"{recipe}, {fuse}, FP8")
+    assert_near(found, expected, FAR_IN_FP8, "FP8")
     off = gradients(model, inputs, batch, engine.evaluation_context())
-    assert_near(off, expected, f"{recipe}, {fuse}, FP8 off")
+    assert_near(off, expected, FAR, "FP8 off")
     restore_layers(report, dict.fromkeys(report.converted_layers(), "for a test"))
     inputs = fused_inputs(model, batch, torch.bfloat16)
     fallen = gradients(model, inputs, batch, engine.training_context())
-    assert_near(fallen, expected, f"{recipe}, {fuse}, fallen back")
+    assert_near(fallen, expected, FAR, "fallen back")
