@@ -170,4 +170,5 @@ def test_a_recorded_step_launches_few_kernels_more_than_a_plain_one() -> None:
 
     with_figures, plain = kernels(True), kernels(False)
     more = with_figures.total() - plain.total()
-    assert 0 < more < 3 * LAYERS * LINEARS_PER_LAYER, with_figures - plain
+    print(more, "kernels more:", dict(with_figures - plain), "fewer:", dict(plain - with_figures))
+    assert 0 < more < 3 * LAYERS * LINEARS_PER_LAYER

@@ -65,7 +65,9 @@ def make(family: str, dtype: torch.dtype = torch.bfloat16, **changes: Any) -> An
 
 
 def engine_for(**recipe: Any) -> TransformerEngine:
-    return TransformerEngine(_recipe({"amax_history_len": 4, **recipe}), DEVICE)
+    if recipe.get("scaling", "delayed") == "delayed":
+        recipe = {"amax_history_len": 4, **recipe}
+    return TransformerEngine(_recipe(recipe), DEVICE)
 
 
 def batch_of(index: int, *, packed: bool) -> Batch:
