@@ -34,7 +34,7 @@ from tests.fp8core.training.conftest import job, series, train_here
 __all__ = ["job", "series", "train_here"]  # fixtures
 
 pytest.importorskip("peft")
-from tests.fp8core.fusion.test_adapters import ALL, planned, wrap  # it imports peft
+from tests.fp8core.fusion.loras import ALL, planned, wrap  # it imports peft
 
 pytestmark = [
     pytest.mark.gpu,

@@ -17,8 +17,8 @@ from fp8core.fusion.plain import PlainParts
 from fp8core.fusion.te_backward import BackwardParts
 from tests.fp8core.fusion.berts import bert, encoder_batches
 from tests.fp8core.fusion.families import FAMILIES, batches, make
-from tests.fp8core.fusion.test_adapters import ALL, GPT2, planned, wrap
-from tests.fp8core.fusion.test_adapters import outputs as adapted
+from tests.fp8core.fusion.loras import ALL, GPT2, planned, wrap
+from tests.fp8core.fusion.loras import outputs as adapted
 from tests.fp8core.fusion.test_bert import assert_alike
 from tests.fp8core.fusion.test_bert import outputs as encoded
 from tests.fp8core.fusion.test_blocks import outputs

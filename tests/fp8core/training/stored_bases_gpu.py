@@ -14,7 +14,7 @@ from fp8core.training.frozen_base import store_base
 from tests.fp8core.fusion.test_te_fusion_gpu import DEVICE, _recipe, make, reasons
 
 pytest.importorskip("peft")
-from tests.fp8core.fusion.test_adapters import ALL, planned, wrap  # it imports peft
+from tests.fp8core.fusion.loras import ALL, planned, wrap  # it imports peft
 
 __all__ = ["RECIPES", "SCALINGS", "made"]
 

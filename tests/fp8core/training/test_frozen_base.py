@@ -26,7 +26,7 @@ from fp8core.training.adapter import attach
 from fp8core.training.assemble import Assembled
 from fp8core.training.frozen_base import store_base
 from tests.fp8core.fusion.families import batches
-from tests.fp8core.fusion.test_adapters import ALL, outputs, planned, wrap
+from tests.fp8core.fusion.loras import ALL, outputs, planned, wrap
 from tests.fp8core.fusion.test_runs import FusingAmp
 from tests.fp8core.training.stored_bases import (
     CURRENT,

@@ -30,7 +30,7 @@ from tests.fp8core.fusion.test_te_fusion_gpu import (
 from tests.fp8core.kernel_names import E4M3_BY_E4M3, E4M3_BY_E5M2, launched, launches
 
 pytest.importorskip("peft")
-from tests.fp8core.fusion.test_adapters import ALL, planned, wrap  # it imports peft
+from tests.fp8core.fusion.loras import ALL, planned, wrap  # it imports peft
 from tests.fp8core.training.stored_bases_gpu import RECIPES, SCALINGS, made  # it imports peft
 
 pytestmark = [

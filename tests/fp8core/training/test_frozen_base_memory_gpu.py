@@ -12,7 +12,7 @@ from fp8core.training.frozen_base import store_base
 from tests.fp8core.fusion.test_te_fusion_gpu import batch_of, loss_of, train
 
 pytest.importorskip("peft")
-from tests.fp8core.fusion.test_adapters import ALL  # it imports peft
+from tests.fp8core.fusion.loras import ALL  # it imports peft
 from tests.fp8core.training.stored_bases_gpu import SCALINGS, made  # it imports peft
 
 pytestmark = [
