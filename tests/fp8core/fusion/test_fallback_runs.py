@@ -11,13 +11,12 @@ import pytest
 from fp8core.fusion.plain import PlainParts
 from fp8core.training.stopping import StopRequest
 from tests.fp8core.fusion import test_runs
-from tests.fp8core.fusion.test_backward_override import InSteps
-from tests.fp8core.fusion.test_overridden import Chosen, _norms_of_a_cpu
+from tests.fp8core.fusion.parts_by_gemm import Chosen, InSteps, norms_of_a_cpu
 from tests.fp8core.fusion.test_runs import RUN, fusing
 from tests.fp8core.training.conftest import job, series, train_here
 from tests.fp8core.training.test_fused_fallback_gpu import assert_all_fell_back, break_mlps
 
-__all__ = ["_norms_of_a_cpu", "fusing", "job", "series", "train_here"]  # fixtures
+__all__ = ["fusing", "job", "norms_of_a_cpu", "series", "train_here"]  # fixtures
 
 
 @pytest.mark.parametrize("parts", [PlainParts, InSteps, Chosen])

@@ -2,134 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fp8core.data.attention import model_inputs
 from fp8core.engines.protocol import NormDescription
 from fp8core.engines.te_layers import ConvertedLayers
-from fp8core.engines.te_override import JoinedOverrideLinear, OverrideLinear
 from fp8core.engines.te_state import OwnDelayedState
-from fp8core.fusion import fuse, fused_inputs, high_precision
-from fp8core.fusion.plain import PlainParts, plain_norm
-from fp8core.fusion.te_overridden import OverriddenParts
-from tests.fp8core.fusion.berts import bert, encoder_batches
-from tests.fp8core.fusion.families import FAMILIES, batches, make
-from tests.fp8core.fusion.loras import ALL, GPT2, planned, wrap
-from tests.fp8core.fusion.loras import outputs as adapted
-from tests.fp8core.fusion.test_bert import assert_alike
-from tests.fp8core.fusion.test_bert import outputs as encoded
-from tests.fp8core.fusion.test_blocks import outputs
+from fp8core.fusion import fuse, high_precision
+from tests.fp8core.fusion.families import make
+from tests.fp8core.fusion.parts_by_gemm import Chosen, norms_of_a_cpu
 
-WGRAD_HIGH = (False, False, True)
-
-
-class Chosen(PlainParts):
-    """The GEMMs of `OverriddenParts`, told that FP8 is off, between what needs no GPU."""
-
-    kinds = OverriddenParts.kinds
-    mlp_in_one = OverriddenParts.mlp_in_one
-    norm_linear = OverriddenParts.norm_linear
-    norm_linear_and_norm = OverriddenParts.norm_linear_and_norm
-    linears = OverriddenParts.linears
-    linear = OverriddenParts.linear
-    norm_mlp = OverriddenParts.norm_mlp
-    norm_mlp_and_norm = OverriddenParts.norm_mlp_and_norm
-    _dtype = torch.float32
-
-    def __init__(self) -> None:
-        self.made: dict[str, nn.Module] = {}
-
-    def _make_gemms(
-        self, name: str, weights: Callable[[], tuple[Tensor, Tensor | None]]
-    ) -> nn.Module:
-        layer = JoinedOverrideLinear(weights, WGRAD_HIGH, _no_quantizer, lambda: False)
-        self.made[name] = layer
-        return layer
-
-    def _convert_linear(self, linear: nn.Linear, name: str) -> nn.Module:
-        weight, bias = linear._parameters["weight"], linear._parameters["bias"]
-        assert weight is not None
-        layer = OverrideLinear(weight, bias, WGRAD_HIGH, _no_quantizer, lambda: False)
-        self.made[name] = layer
-        return layer
-
-    def forget(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.made.pop(name, None)
-
-
-def _no_quantizer(tensor: str) -> Any:
-    raise AssertionError("nothing is cast where FP8 is off")
-
-
-@pytest.fixture(autouse=True)
-def _norms_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels of norms need Triton."""
-    monkeypatch.setattr(high_precision, "normalise", lambda x, norm, dtype: plain_norm(x, norm))
-    monkeypatch.setattr(high_precision, "raise_unless_taken", lambda norm: None)
-
-
-@pytest.mark.parametrize("family", list(FAMILIES))
-def test_the_blocks_compute_what_the_plain_ones_do(family: str) -> None:
-    model = make(family)
-    plain = {
-        kind: outputs(model, model_inputs(batch, model.config), batch.document_ids >= 0)
-        for kind, batch in batches().items()
-    }
-    keys = list(model.state_dict())
-    parts = Chosen()
-    fusion = fuse(model, parts, {})
-    assert [row.reason for row in fusion.rows] == [None, None]
-    assert fusion.whole
-    assert list(model.state_dict()) == keys
-    for kind, batch in batches().items():
-        real = batch.document_ids >= 0
-        found = outputs(model, fused_inputs(model, batch, torch.float32), real)
-        assert_alike(found, plain[kind])
-
-
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
-def test_encoders_compute_what_the_plain_ones_do(activation: str) -> None:
-    """No norm is before their q, k and v, and what the one behind attention gives is used twice."""
-    model = bert(hidden_act=activation)
-    plain = {
-        kind: encoded(model, model_inputs(batch, model.config), batch.document_ids >= 0)
-        for kind, batch in encoder_batches().items()
-    }
-    parts = Chosen()
-    fusion = fuse(model, parts, {})
-    assert [row.reason for row in fusion.rows] == [None, None]
-    assert len(parts.made) == 2 * 4
-    for kind, batch in encoder_batches().items():
-        inputs = fused_inputs(model, batch, torch.float32)
-        assert_alike(encoded(model, inputs, batch.document_ids >= 0), plain[kind])
-
-
-@pytest.mark.parametrize(("family", "keys"), [("Llama", ALL), ("GPT2", GPT2)])
-def test_adapters_stand_beside_chosen_gemms(family: str, keys: tuple[str, ...]) -> None:
-    model = make(family)
-    adapters = planned(model, keys)
-    plain = wrap(copy.deepcopy(model), adapters)
-    parts = Chosen()
-    fusion = fuse(model, parts, {}, adapters=adapters)
-    assert [row.reason for row in fusion.rows] == [None, None]
-    assert len(parts.made) == 2 * 4
-    wrapped = wrap(model, adapters)
-    for batch in batches().values():
-        logits, gradients = adapted(wrapped, batch, fused=True)
-        expected, expected_gradients = adapted(plain, batch, fused=False)
-        torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-4)
-        for name, gradient in gradients.items():
-            other = expected_gradients[name]
-            assert (gradient is None) == (other is None), name
-            if gradient is not None and other is not None:
-                assert (gradient - other).norm() <= 1e-4 * other.norm(), name
+__all__ = ["norms_of_a_cpu"]  # a fixture
 
 
 def test_every_gemm_has_a_name_and_is_told_of_by_its_layers() -> None:
