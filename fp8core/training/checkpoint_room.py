@@ -10,15 +10,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from fp8core.disk_room import Room, bytes_below, check_room, planned_checkpoints
 from fp8core.spec import JobSpec
-from fp8core.training.adapter import Adapter
 from fp8core.training.learner import Learner
 from fp8core.training.state import capture_tensors, model_tensors
 from fp8core.training.workdir import Workdir
+
+if TYPE_CHECKING:  # peft takes its time to import
+    from fp8core.training.adapter import Adapter
 
 __all__ = ["HELD_VARIABLE", "STORE_VARIABLE", "check_checkpoint_room"]
 
