@@ -16,8 +16,16 @@ __all__ = ["LONG", "WAITING", "Spread"]
 
 # Folders, those whose files take longest first.
 WAITING = ("tests/faults", "tests/chaos", "tests/e2e", "tests/docker", "tests/dashboard")
-# Of few tests, which keep a core busy for minutes: begun last, they would be waited for by all.
-LONG = ("tests/api/state_machine/test_state_machine.py", "tests/api/test_contract.py")
+# Of few tests, which keep a core busy for long: begun last, they would be waited for by all.
+LONG = (
+    "tests/api/state_machine/test_state_machine.py",
+    "tests/api/test_contract.py",
+    "tests/benchmarks/test_service.py",
+    "tests/benchmarks/test_training_rows.py",
+    "tests/fp8core/training/test_stop_while_waiting.py",
+    "tests/fp8core/test_learning.py",
+    "tests/fp8core/test_minilm.py",
+)
 
 
 class Spread(LoadFileScheduling):

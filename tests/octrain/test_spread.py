@@ -86,10 +86,15 @@ def test_whoever_has_no_files_left_takes_the_others_shortest() -> None:
 def test_the_long_files_are_begun_first() -> None:
     computing = {f"tests/api/test_{number}.py": 4 for number in range(8)}
     first, *others = spread(
-        {f"{WAITING[0]}/test_a.py": 3, **computing, **dict.fromkeys(LONG, 2)}, {}
+        {f"{WAITING[0]}/test_a.py": 30, **computing, **dict.fromkeys(LONG, 2)}, {}
     )
-    assert [process.files[0] for process in others] == [*LONG]
-    assert first.files[0] not in LONG
+    assert [process.files[0] for process in others] == [*LONG[:2]]
+    long = [[file for file in process.files if file in LONG] for process in others]
+    assert sorted(file for files in long for file in files) == sorted(LONG)
+    assert [
+        process.files[: len(files)] for process, files in zip(others, long, strict=True)
+    ] == long
+    assert not {*first.files} & {*LONG}
 
 
 def test_what_is_named_is_there() -> None:
