@@ -17,7 +17,7 @@ from fp8core.fusion.modes import in_training
 from fp8core.fusion.parts import BlockParts, Halves
 from fp8core.fusion.rotary import RotaryAngles
 from fp8core.fusion.sequences import Sequences
-from fp8core.fusion.stand_ins import in_dtype
+from fp8core.fusion.stand_ins import in_dtype, read_by_gemms
 
 __all__ = ["BOUND", "BOUNDS", "difference", "narrowed", "refusal"]
 
@@ -142,7 +142,7 @@ def difference(
             _all_weights_kept(block),
             _same_random_numbers(layer, device),
             _frozen(p for name, p in parameters.items() if name not in turn.parameters),
-            in_dtype(turn.parameters.values(), dtype),
+            in_dtype(read_by_gemms(layer, turn.parameters.values()), dtype),
             sketched_gradients(compared) as gradients,
         ):
             if fused:

@@ -8,9 +8,24 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from fp8core.conversion.find import is_conv1d
 from fp8core.fusion.joined import lie_together
 
-__all__ = ["in_dtype"]
+__all__ = ["in_dtype", "read_by_gemms"]
+
+
+def read_by_gemms(layer: nn.Module, parameters: Iterable[nn.Parameter]) -> Iterator[nn.Parameter]:
+    """Those of ``parameters`` that ``layer`` holds as weights of Linears and in no other way.
+
+    What else a module of the model's own does with a matrix may need the dtype that it has.
+    """
+    weights: set[int] = set()
+    others: set[int] = set()
+    for module in layer.modules():
+        linear = type(module) is nn.Linear or is_conv1d(module)
+        for key, parameter in module._parameters.items():
+            (weights if linear and key == "weight" else others).add(id(parameter))
+    return (one for one in parameters if id(one) in weights - others)
 
 
 @contextmanager

@@ -6,13 +6,20 @@ import os
 import subprocess
 import sys
 import textwrap
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+from transformers.pytorch_utils import Conv1D
 
+from fp8core.fusion import check, fuse
 from fp8core.fusion.joined import join, lay_together, lie_together
-from fp8core.fusion.stand_ins import in_dtype
+from fp8core.fusion.plain import PlainParts
+from fp8core.fusion.sequences import Sequences
+from fp8core.fusion.stand_ins import in_dtype, read_by_gemms
+from tests.fp8core.fusion.families import make
 
 
 def parameters() -> dict[str, nn.Parameter]:
@@ -86,6 +93,51 @@ def test_what_is_computed_in_fp32_or_more_is_computed_with_what_is_there(
     with in_dtype([weight], dtype):
         assert weight.data_ptr() == place
         assert weight.dtype == torch.float32
+
+
+def test_only_what_linears_alone_hold_is_read_by_gemms_alone() -> None:
+    class ReadOtherwise(nn.Linear):
+        pass
+
+    layer = nn.Module()
+    layer.plain, layer.turned, layer.tied = nn.Linear(4, 6), Conv1D(6, 4), nn.Linear(4, 6)
+    layer.other, layer.table = ReadOtherwise(4, 6), nn.Embedding(6, 4)
+    layer.normed = parametrizations.weight_norm(nn.Linear(4, 6))
+    layer.own = nn.Parameter(torch.randn(6, 4))
+    layer.table.weight = layer.tied.weight
+    found = list(read_by_gemms(layer, layer.parameters()))
+    assert [id(p) for p in found] == [id(layer.plain.weight), id(layer.turned.weight)]
+    assert list(read_by_gemms(layer, [layer.own, layer.plain.bias])) == []
+
+
+class Blended(nn.Module):
+    """Attention of a model's own with a matrix that no GEMM reads, in fp32 as its state is."""
+
+    def __init__(self, attention: Any, width: int) -> None:
+        super().__init__()
+        self.o_proj = attention.o_proj
+        self.mix = nn.Parameter(torch.rand(1, width))
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        states = hidden_states.float()
+        return self.o_proj(torch.lerp(states, states.cumsum(1) / 10, self.mix)), None
+
+
+class Autocast(PlainParts):
+    def high_precision(self) -> Any:
+        return torch.autocast("cpu", torch.bfloat16)
+
+
+def test_attention_of_a_models_own_is_proved_with_its_matrices_as_they_are() -> None:
+    model = make("Llama")
+    for layer in model.model.layers:
+        layer.self_attn = Blended(layer.self_attn, model.config.hidden_size)
+    block = fuse(model, PlainParts(), {}).blocks[0]
+    assert block.attention is None
+    block.remove()
+    found = check.difference(block, Autocast(), None, Sequences(2, 128), torch.bfloat16)
+    assert "the gradient of self_attn.mix" in found
+    assert 0 < max(found.values()) < check.BOUND, found
 
 
 def test_proving_fp32_weights_in_bf16_takes_no_more_room_than_the_largest_layer() -> None:
