@@ -13,7 +13,9 @@ __all__ = ["ModelSpeeds", "model_speeds", "nearest_model"]
 _FARTHEST = 3.0
 """What a model of a tenth of the size does says nothing of this one."""
 _FUSED_BF16 = "octrain_bf16"
-_PLAIN_BF16 = ("octrain_bf16_plain", "bf16")
+_OWN_PLAIN_BF16, _PEERS_PLAIN_BF16 = "octrain_bf16_plain", "bf16"
+"""Layer by layer, as a job computes it, and by transformers with no part of ours."""
+_PLAIN_BF16 = (_OWN_PLAIN_BF16, _PEERS_PLAIN_BF16)
 _BF16_ROWS = (_FUSED_BF16, *_PLAIN_BF16)
 
 
@@ -36,9 +38,12 @@ class ModelSpeeds:
 
     def bf16_beside(self, row: str) -> tuple[float, bool]:
         """The fastest way in bf16 that a job whose FP8 is like ``row`` has, and whether blocks are
-        fused in it: what cannot be fused in FP8 cannot be in bf16 either."""
+        fused in it: what cannot be fused in FP8 cannot be in bf16 either. A peer's row stands for
+        a job's only where that was not measured: the two may be of other runs."""
         speeds = self.tokens_per_second
         rows = [bf16 for bf16 in _BF16_ROWS if bf16 in speeds]
+        if _OWN_PLAIN_BF16 in rows and _PEERS_PLAIN_BF16 in rows:
+            rows.remove(_PEERS_PLAIN_BF16)
         if row == "plain":
             rows = [bf16 for bf16 in rows if bf16 in _PLAIN_BF16] or rows
         return max(speeds[bf16] for bf16 in rows), _FUSED_BF16 in rows

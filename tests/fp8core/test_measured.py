@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,27 @@ def test_the_tables_of_the_package_say_where_they_are_from(
         assert all(time > 0 for grid in times.grids.values() for time in grid.values())
     else:
         assert model_speeds(table["card"])
+
+
+@pytest.mark.parametrize(
+    ("row", "heading"),
+    [("fused_head", "Blocks fused on both sides"), ("plain", "Layer by layer (")],
+)
+def test_what_is_quoted_of_a_size_is_what_the_page_of_sizes_says(
+    row: str, heading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fp8core.measured.tables.FOLDER", FOLDER)
+    page = (Path(__file__).parents[2] / "docs" / "sizes.md").read_text()
+    told = dict[str, tuple[str, ...]]()
+    for line in page.partition(f"\n{heading}")[2].partition("\n**So ")[0].splitlines():
+        if not line.startswith("|") and len(told) > 1:
+            break
+        if found := re.match(r"\| (\d+[mb])[^|]*\| ([\d,]+) \| ([\d,]+) \| ([\d.]+) \|", line):
+            told[found[1]] = found.groups()[1:]
+    quoted = dict[str, tuple[str, ...]]()
+    for speeds in model_speeds("NVIDIA H200"):
+        fp8 = speeds.tokens_per_second[row]
+        bf16, _ = speeds.bf16_beside(row)
+        quoted[speeds.size] = (f"{bf16:,.0f}", f"{fp8:,.0f}", f"{fp8 / bf16:.2f}")
+    assert set(told) == {"60m", "125m", "350m", "1b", "3b", "8b"}
+    assert quoted == told

@@ -45,3 +45,22 @@ def test_figures_of_the_nodes_gpu_are_looked_up_by_its_name(
     expected = f"no times were measured on {names[0]} " if names else "on which GPU the job runs"
     assert expected in said
     assert result["small_gemm"]["kept"] == 0
+
+
+def test_what_was_measured_of_models_of_that_size_is_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of the tables that come with the package, fused and layer by layer."""
+    gpus = [Gpu(0, "NVIDIA H200", 1 << 37, "9.0")]
+    monkeypatch.setattr("octrain_worker.agent.planner.find_gpus", lambda: gpus)
+    planner = Planner(WorkerSettings(), "node", threading.Event())
+    config = {**SPEC["model"]["config"], "vocab_size": 128256, "hidden_size": 256}
+    for fuse, row in (("auto", "fused_head"), ("none", "plain")):
+        spec = {**SPEC, "model": {**SPEC["model"], "config": config}, "conversion": {"fuse": fuse}}
+        result, problem = planner.plan(PlanQuestion(key=fuse, spec=spec))
+        assert problem is None
+        assert result is not None
+        [quoted] = result["measured"]
+        assert (quoted["card"], quoted["size"], quoted["row"]) == ("NVIDIA H200", "60m", row)
+        assert (quoted["speed_up"] > 1) is (fuse == "auto"), quoted["says"]
+        assert str(quoted["says"]).startswith("measured on NVIDIA H200: a model of 0.093 billion")
